@@ -32,9 +32,10 @@ gc.disable()
 
 
 class LoggersByName(dict[str, logging.Logger | logging.PlaceHolder]):
-    """The loggers of a process. An iteration over them does not fail while another thread creates a logger.
+    """The loggers of a process.
 
-    pytest 9.2 iterates over them without logging's lock before each test, and a server of a test may import a module just then.
+    An iteration over the loggers does not fail while another thread creates one. Before each test, pytest 9.2 iterates over them
+    without logging's lock. At the same time, a server thread of a test may import a module.
     """
 
     def values(self) -> Any:
@@ -59,7 +60,10 @@ BENCHMARKS = Path(__file__).parent / "benchmarks"
 
 @pytest.fixture(autouse=True, scope="session")
 def signals_of_a_terminal() -> None:
-    """Reset ignored signals, as by nohup: processes that tests start would inherit them."""
+    """Reset signals that are ignored, for example because of nohup.
+
+    Processes that tests start would inherit the ignored signals.
+    """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -67,9 +71,9 @@ def signals_of_a_terminal() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Each run has a temporary folder of its own.
+    """Create a separate temporary folder for each run.
 
-    In pytest's, a second run of the same user would close the way of other users to the files of the first one.
+    With pytest's default folder, a second run of the same user would remove other users' access to the files of the first run.
     """
     if config.option.basetemp is None:
         config.option.basetemp = config.stash[_OWN] = Path(
@@ -136,8 +140,8 @@ PLATFORM_WITH_LONG_WAITS = re.compile(
 
 
 class ByFile(LoadScopeScheduling):
-    """Groups the tests of a file, the contract of a platform with long waits, and all tests with containers, into one process
-    each. Long waits come first, then FOLDERS in their order.
+    """Assigns tests to processes in groups: the tests of a file, the contract tests of a platform with long waits, and all tests
+    with containers. Groups with long waits start first, the others in the order of FOLDERS.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -160,7 +164,9 @@ def _place(scope: str) -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    """Replaces xdist's own grouping by marks, which pytest 9.2 does not let it add to the names of tests."""
+    """Replaces xdist's own scheduler. xdist groups tests by marks, but pytest 9.2 prevents it from adding the marks to the test
+    names.
+    """
     return ByFile(config, log)
 
 

@@ -1,7 +1,7 @@
-"""A minimal manager: a bare gRPC server that stores received records in SQLite. Its argument is the database.
+"""A minimal manager: a bare gRPC server that stores received records in SQLite.
 
-It accepts every client, parses a record's JSON without checks, and keeps no state but the rows. It commits
-everything that has arrived in one transaction, as durably as the manager. Prints its port.
+Usage: `bare_server.py DATABASE`. It accepts every client, and parses the JSON of a record without further checks. It keeps no
+state except the rows. One transaction commits all records that have arrived, as durably as the manager does. Prints its port.
 """
 
 import asyncio

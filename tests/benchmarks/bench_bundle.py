@@ -1,4 +1,6 @@
-"""The keeper of the bundle: its size, and a whole job with it compared with the same job with an installed keeper."""
+"""The cost of the keeper's bundle: its size, and the duration of a whole job, compared with a job that uses an installed
+keeper.
+"""
 
 import os
 import shutil
@@ -29,7 +31,9 @@ _TOOLS = ("bash", "cut", "gzip", "mktemp", "rm", "sha256sum", "tar", "true", "un
 
 
 def bundled_start() -> list[Row]:
-    """Median time of a job of `true` with the bundle's keeper and with an installed one, in turns; and the size of the bundle."""
+    """Median time of a job that runs `true`, with the bundle's keeper and with an installed keeper alternately; and the size of
+    the bundle.
+    """
     sys.path.insert(0, str(podman_of_tests().bundle()))
     bundle = bundle_for("auto")
     assert bundle is not None

@@ -1,4 +1,6 @@
-"""The cost of a framework's callback: rounds of XGBoost, where a round is short, with ours, Optuna's, W&B's and none."""
+"""The cost of a framework callback: short boosting rounds of XGBoost with our callback, with Optuna's, with W&B's, and without a
+callback.
+"""
 
 import json
 import os
@@ -16,7 +18,9 @@ _PEERS = _HERE.parents[1] / ".venv/peers/callbacks"
 
 
 def callback_cost(rounds: int = 200, turns: int = 9) -> list[Row]:
-    """What our callback adds to a round, compared with Optuna's and W&B's if `make peers` has installed them."""
+    """The time that our callback adds to a round. Optuna's and W&B's callbacks are measured too if `make peers` has installed
+    them.
+    """
     has_peers = (_PEERS / ".installed").exists()
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(

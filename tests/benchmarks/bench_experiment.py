@@ -31,8 +31,8 @@ MAX_START_S = 300.0
 
 
 def report_to_row() -> list[Row]:
-    """Time from a report until another connection sees its row, with several keepers at once; compared with one
-    bare commit.
+    """Time from a report until another database connection sees its row, with several keepers at the same time; compared with the
+    time of one bare commit.
     """
     return delays(KEEPERS, REPORTS, REPORT_INTERVAL_S)
 
@@ -90,7 +90,7 @@ def delays(keepers: int, reports: int, report_every_s: float) -> list[Row]:
 
 
 def report_to_row_in_a_flood() -> list[Row]:
-    """Time from a report to its row for one keeper that collects the logs of a trial that floods its stdout."""
+    """Time from a report to its row for a trial that also floods its stdout, while its keeper collects the logs."""
     flood = f"import os\nwhile True: os.write(1, {bytes(80) + b'x'!r})"
     train = (
         "import subprocess, sys, time\nimport nni_sdk as nni\nnni.get_next_parameter()\n"
@@ -126,7 +126,7 @@ def report_to_row_in_a_flood() -> list[Row]:
 
 
 def _watch_rows(experiment: RealExperiment, reporting_s: float) -> list[float]:
-    """For each new row during this time, the time since its value was taken, in ms."""
+    """The delay in ms of each new row in this period: the time from the report of its value until the row is visible."""
     connection = sqlite3.connect(f"file:{experiment.folder.database}?mode=ro", uri=True)
     trials = [row[0] for row in connection.execute("SELECT trial_id FROM trial")]
     newest = dict.fromkeys(trials, -1)

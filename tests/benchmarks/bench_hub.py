@@ -1,4 +1,6 @@
-"""`nnictl web` with many experiments: the list, a comparison, and the memory of the server."""
+"""The cost of `nnictl web` with many experiments: the time of the list, the time of a comparison, and the memory of the
+server.
+"""
 
 import os
 import subprocess
@@ -31,7 +33,7 @@ _MIB = 2**20
 
 
 def all_experiments(experiments: int = EXPERIMENTS, trials: int = TRIALS, rounds: int = ROUNDS) -> list[Row]:
-    """Median time of the list of 200 experiments with 1,000 trials each, and of the comparison of 20, and the server's memory."""
+    """Median time to list 200 experiments with 1,000 trials each, median time to compare 20 of them, and the server's memory."""
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.dict(os.environ, XDG_STATE_HOME=f"{folder}/state"),
@@ -88,7 +90,9 @@ def all_experiments(experiments: int = EXPERIMENTS, trials: int = TRIALS, rounds
 
 
 def _list_times(server: ManagerProcess, experiments: int, rounds: int) -> tuple[float, float]:
-    """Seconds of the first list, for which the server reads every store, and the median of later ones."""
+    """Two times in seconds: the first list request, for which the server reads every store, and the median of later list
+    requests.
+    """
     client = ManagerClient("web", server)
 
     def ask() -> None:

@@ -39,7 +39,7 @@ class Calls:
 
 
 def calls_of_jobs(jobs: int = JOBS, few: int = FEW, rest_s: float = REST_S) -> list[Row]:
-    """API calls per job of many concurrent jobs, and while all of them run; compared with few jobs."""
+    """API calls per job with many concurrent jobs, and API calls per minute while all jobs run; both compared with few jobs."""
     of_many, of_few = _calls_of(jobs, rest_s), _calls_of(few, rest_s)
     per_job, per_job_of_few = of_many.in_all / jobs, of_few.in_all / few
     return [

@@ -29,8 +29,8 @@ SAYS_WHEN = "date +%s.%N"
 
 
 def submission() -> list[Row]:
-    """Time from a submission to the first line of a single job, and the time per job of a hundred; compared with
-    bare processes.
+    """The time from the submission of a single job to its first output line, and the time per job of a hundred jobs; both
+    compared with bare processes.
     """
     with tempfile.TemporaryDirectory() as folder:
         alone_ms, together_ms = asyncio.run(_measured(Path(folder)))

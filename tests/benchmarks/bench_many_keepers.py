@@ -1,4 +1,4 @@
-"""The manager's cost of many keepers: their records, their connections, and the ten-thousandth trial."""
+"""The manager's cost of many keepers: storing their records, holding their connections, and running the 10,000th trial."""
 
 import itertools
 import os
@@ -34,8 +34,8 @@ CONNECTED = 1000
 REST_S = 30.0
 SETTLES_S = 10.0
 JOBS = 16
-# One-time imports make the first trials slow. All slow trials fall into one of the SAMPLES parts of a share, so the median of the
-# parts omits them.
+# One-time imports make the first trials slow. All slow trials fall into one of the SAMPLES parts of a share, so they do not
+# affect the median of the parts.
 MARKS = (10, 1_000, 10_000)
 SHARE = 500
 # A share is divided into this many parts, each measured separately.
@@ -115,7 +115,7 @@ def many_idle(keepers: int = CONNECTED, rest_s: float = REST_S) -> list[Row]:
 
 
 def cost_of_trials(marks: Sequence[int] = MARKS, share: int = SHARE) -> list[Row]:
-    """The manager's processor time per trial, from the 10th, the 1,000th and the 10,000th on; the tuner is
+    """The manager's processor time per trial, measured over the trials after the 10th, the 1,000th and the 10,000th. The tuner is
     Random.
     """
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,6 @@
-"""The cost of an experiment with many trials: listing 10,000, and a suggestion of the tuner after 1,000."""
+"""The cost of an experiment with many trials: listing 10,000 trials, and requesting a suggestion from a tuner after
+1,000 trials.
+"""
 
 import os
 import subprocess
@@ -55,9 +57,7 @@ def listing(trials: int = LISTED, rounds: int = ROUNDS) -> list[Row]:
 
 
 def suggestion(trials: int = KNOWN, rounds: int = ROUNDS) -> list[Row]:
-    """Median time of TPE's next suggestion after 1,000 trials, compared with Optuna's own sampler with as many,
-    in turns.
-    """
+    """Median time of the next suggestion after 1,000 trials, alternately from our TPE and from Optuna's own sampler."""
     space = {name: {"_type": "uniform", "_value": [0, 1]} for name in NUMBERS}
     tuner = made_tuner("TPE", space, seed=1)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1))
@@ -90,7 +90,7 @@ def suggestion(trials: int = KNOWN, rounds: int = ROUNDS) -> list[Row]:
 
 
 def _learn(tuner: BaseTuner, study: optuna.Study, random: BaseTuner, trials: int) -> None:
-    """Report the same random trials to both."""
+    """Report the same random trials to the tuner and to the Optuna study."""
     past = []
     distribution = optuna.distributions.FloatDistribution(0, 1)
     for key in range(trials):
@@ -107,7 +107,7 @@ def _learn(tuner: BaseTuner, study: optuna.Study, random: BaseTuner, trials: int
 
 
 def _an_experiment(folder: Path, trials: int) -> RealExperiment:
-    """A finished experiment, as its manager left it, which nnictl finds by the state folder in `folder`."""
+    """A finished experiment as a manager would leave it. nnictl finds the experiment through the state folder in `folder`."""
     experiment = made_experiment(folder, trials)
     Registry(folder / "state" / "trial-keeper" / "experiments").add(experiment.folder)
     return experiment

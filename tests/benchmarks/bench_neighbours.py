@@ -1,8 +1,8 @@
-"""The effect of one misbehaving trial on others: the time from a report to its committed row, with and
-without it.
+"""The effect of a misbehaving trial on another trial: the time from a report to its committed row, with and without the
+misbehaving trial.
 
-A flood that uses the machine's cores delays every process. A bare report in the same run shows how much: a
-process sends a few bytes to another one on this machine, which syncs them to the same disk and answers.
+A flood that occupies the cores of the machine delays every process. For comparison, the same run measures bare reports. A bare
+report is a few bytes to another process on this machine, which syncs them to the same disk and responds.
 """
 
 import json
@@ -27,7 +27,7 @@ ALONE_S = 6.0
 BESIDE_S = 8.0
 MAX_RATIO = 2.0
 
-# Trial 0 is measured. Trial 1 waits for a file, and then floods the storage until it is stopped.
+# Trial 0 is measured. Trial 1 waits for a file, and then misbehaves until it is stopped.
 TRAIN = """
 import os, sys, time
 import nni_sdk as nni
@@ -61,9 +61,7 @@ KINDS = {
 def neighbours(
     alone_s: float = ALONE_S, beside_s: float = BESIDE_S, kinds: Iterable[str] = tuple(KINDS)
 ) -> list[Row]:
-    """Ratio of the time from a report to its row beside a misbehaving trial to the time without it, in the
-    same run.
-    """
+    """Ratio of two report-to-row times of the same run: with a misbehaving trial on the machine, and without one."""
     return [row for kind in kinds for row in _beside(kind, KINDS[kind], alone_s, beside_s)]
 
 
@@ -106,7 +104,7 @@ def _beside(kind: str, misbehave: str, alone_s: float, beside_s: float) -> list[
 
 
 class _BareReports:
-    """Minimal reports, as often as the neighbour's, while this block runs."""
+    """Sends bare reports at the measured trial's report interval while the `with` block runs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -128,7 +126,7 @@ class _BareReports:
         self._receiver.communicate()
 
     def delays_ms(self) -> list[float]:
-        """The delays since the last call, shortest first."""
+        """The delays of the bare reports since the last call, in ascending order."""
         delays_ms, self._delays_ms = self._delays_ms, []
         return sorted(delays_ms)
 
@@ -144,7 +142,10 @@ class _BareReports:
 
 
 def _delays_ms(experiment: RealExperiment, for_s: float) -> list[float]:
-    """For each new row of the neighbour, the time since its value was taken; shortest first."""
+    """The delay of each new row of trial 0: the time from the report of its value until the row is visible.
+
+    In ascending order.
+    """
     connection = sqlite3.connect(f"file:{experiment.folder.database}?mode=ro", uri=True)
     (trial_id,) = connection.execute("SELECT trial_id FROM trial WHERE sequence_id = 0").fetchone()
     newest, seen_version = None, -1

@@ -47,8 +47,8 @@ for _ in range({log_bytes} // len(line) // 1000):
 
 
 def reconnection(keepers: int = KEEPERS, away_s: float = AWAY_S) -> list[Row]:
-    """Time from the start of a killed manager until the last of 100 keepers has connected; beside the
-    manager's own start.
+    """Time from the restart of a killed manager until the last of 100 keepers has connected; compared with the startup time of
+    the manager.
     """
     with tempfile.TemporaryDirectory() as folder:
         experiment = RealExperiment(
@@ -148,9 +148,7 @@ def _caught_up_mb_s(folder: Path, stream: Stream, train: str) -> float:
 
 
 def _rate_mb_s(experiment: RealExperiment, stream: Stream, size: int) -> float:
-    """Start a manager; return bytes per second from the keeper's connection until the last of them is
-    durable.
-    """
+    """Start a manager. Return the bytes per second, from the keeper's connection until the last byte is durable."""
     with closing(sqlite3.connect(f"file:{experiment.folder.database}?mode=ro", uri=True)) as connection:
 
         def durable() -> int:

@@ -27,7 +27,9 @@ CALLS = 100  # with so many reports in a round, the cost of reading the clock is
 
 
 def report_cost() -> list[Row]:
-    """Median time of `report_intermediate_result(float)` and of `os.write`, to two files of one folder, in turns."""
+    """Median time of `report_intermediate_result(float)`, compared with `os.write` of the same bytes to another file of the same
+    folder. The calls alternate.
+    """
     values = [i * 0.123456789 for i in range(CALLS)]
     report, write = nni_sdk.report_intermediate_result, os.write
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +71,9 @@ def report_cost() -> list[Row]:
 
 
 def should_stop_cost() -> list[Row]:
-    """Median time of `should_stop` while there is no stop, and of `os.stat` of an existing file of the same folder, in turns."""
+    """Median time of `should_stop` while no stop is requested, compared with `os.stat` of an existing file in the same folder.
+    The calls alternate.
+    """
     ask, stat = nni_sdk.should_stop, os.stat
     with tempfile.TemporaryDirectory() as folder:
         os.makedirs(Path(folder, ".nni"))
@@ -157,9 +161,10 @@ def import_cost() -> list[Row]:
 
 
 def decode_cost() -> list[Row]:
-    """Records per second that the manager decodes on one core, compared with parsing only their JSON.
+    """Records per second that the manager decodes on one core, compared with parsing only the JSON of the records.
 
-    Both with the manager's garbage collection: that of Python's defaults takes half of the time.
+    Both are measured with the manager's garbage collector thresholds. With Python's default thresholds, garbage collection takes
+    half of the time.
     """
     before = gc.get_threshold()
     gc.freeze()

@@ -53,7 +53,7 @@ _GOAL = 2.0
 
 
 def search(trials: int = TRIALS, rounds: int = ROUNDS) -> list[Row]:
-    """Median time of a search of trivial trials, from its start to its results, and of Optuna's, in turns."""
+    """Median time of a search with trivial trials, from its start to its results, for our search and for Optuna's alternately."""
     with tempfile.TemporaryDirectory() as home:
         times = [
             (_seconds(OURS, trials, Path(home)), _seconds(THEIRS, trials, Path(home))) for _ in range(rounds)

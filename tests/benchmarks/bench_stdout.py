@@ -42,10 +42,10 @@ with open("done", "w") as done:
 
 
 def stdout_rate() -> list[Row]:
-    """The write rate of a command, by its own clock, while the manager collects its logs. Runs with and
-    without take turns.
+    """The write rate of a command, measured by the command itself, while the manager collects its logs.
 
-    The fastest of each is compared, since other load on the machine only adds time.
+    The command runs alternately with a keeper and with a plain file as its stdout. The fastest run of each kind is compared,
+    because other load on the machine can only slow down a run.
     """
     return [
         _compare("stdout in large blocks", BLOCKS, BLOCKS_BYTES),
@@ -77,7 +77,7 @@ def _compare(what: str, command: list[str], size_bytes: int) -> Row:
         try:
             experiment.start()
             for turn in range(TURNS):
-                # Meanwhile, the keeper of the next trial waits at the gate. It costs the bare run almost nothing.
+                # During the bare run, the keeper of the next trial waits at the gate. It hardly slows down the bare run.
                 bare_s.append(_run_bare(bare_code))
                 ours.append(_run_trial(experiment))
                 wait_until(

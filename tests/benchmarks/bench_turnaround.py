@@ -63,8 +63,8 @@ for _ in sys.stdin:
 
 @dataclass(frozen=True)
 class RayTune:
-    """The times of Ray Tune's trials in one process: with its defaults, which write result files, and
-    without its loggers.
+    """The median time between two Ray Tune trials in one process: with the default loggers, which write result files, and without
+    loggers.
     """
 
     recording_ms: float
@@ -72,8 +72,8 @@ class RayTune:
 
 
 def turnaround() -> list[Row]:
-    """Median time from a trial's last line to the next one's first: one job per trial; one job cold, warm,
-    or with slow imports.
+    """Median time from the last line of a trial to the first line of the next trial. Variants: one job per trial; one reused job
+    with cold starts, with warm imports, or with slow imports.
     """
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
         root = Path(folder)
@@ -127,7 +127,7 @@ def turnaround() -> list[Row]:
 
 
 def warm_row(of: str, ours_ms: float, fork_ms: float, ray: RayTune | str) -> Row:
-    """The row of warm trials; `ray` as `ray_tune` returns it."""
+    """The result row of warm trials. `ray` is an element of the list that `ray_tune` returns."""
     floor = f"fork {fork_ms:.1f} ms"
     ratio = f"{ours_ms / fork_ms:.1f} x the fork"
     goal = f"<= {_WARM_GOAL_MS:.0f} ms"
@@ -143,7 +143,7 @@ def warm_row(of: str, ours_ms: float, fork_ms: float, ray: RayTune | str) -> Row
 
 
 def ray_tune(folder: Path, turns: int, *lengths_ms: int) -> list[RayTune | str]:
-    """For each length of trials, Ray Tune's time between two of them, or why it is unknown."""
+    """For each trial length, the time between two Ray Tune trials, or the reason why it could not be measured."""
     folder.mkdir()
     try:
         times = ray_times(folder, turns, *lengths_ms)

@@ -1,7 +1,7 @@
 """The time of a boosting round of XGBoost with each callback, in µs: `python callback_costs.py FOLDER ROUNDS TURNS` prints JSON.
 
-Runs in a Python that has XGBoost; Optuna's and W&B's callbacks are measured if it has them. Each is used as its manual shows, W&B
-offline. The trainings of all alternate.
+Requires a Python with XGBoost. Optuna's and W&B's callbacks are measured if that Python has them. Each callback is used as its
+manual shows, W&B's in offline mode. The trainings with different callbacks alternate.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import nni_sdk.integrations.xgboost
 
 
 def our_callback():
-    """Our callback, in the process of a new trial: each has one final result."""
+    """Our callback in a new trial context, because a trial has only one final result."""
     nni_sdk.trial._trial = nni_sdk.trial.TrialContext(os.environ)
     nni_sdk.get_next_parameter()
     return [nni_sdk.integrations.xgboost.NNICallback("valid-auc")]

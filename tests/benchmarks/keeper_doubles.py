@@ -1,10 +1,9 @@
-"""Many simulated keepers in one process, for measurements of the manager: 1,000 real ones need too large a
-machine.
+"""Many simulated keepers in one process, for measurements of the manager: 1,000 real keepers need too large a machine.
 
-A double sends the messages of a real keeper, on its own connection. It has neither a trial nor files, so that
-the manager uses the processor. This module is also the script of such a process: it reads a command, a line
-of JSON, from stdin, and writes `ready` to stdout once all doubles are connected. Then it reads a line `go`,
-and writes the seconds it took.
+A simulated keeper (double) sends the messages of a real keeper on its own connection. It has neither a trial nor files, so that
+the manager gets the processor. This module is also the script of such a process. The script reads a command, which is a line of
+JSON, from stdin. It writes `ready` to stdout when all doubles are connected. Then it reads a line `go`, runs the command, and
+writes the duration in seconds.
 """
 
 import asyncio
@@ -115,7 +114,9 @@ class KeeperDouble:
             await asyncio.sleep(INTERVAL_S)
 
     async def deliver(self, content: bytes) -> None:
-        """Send a metrics file as fast as the manager acknowledges it. Chunks and unacknowledged bytes have a keeper's limits."""
+        """Send a metrics file as fast as the manager acknowledges it. The chunk size and the number of unacknowledged bytes have
+        the limits of a real keeper.
+        """
         sent = durable = 0
         heard = self.heard()
         while durable < len(content):
@@ -198,14 +199,14 @@ class Doubles:
         self.tell("go")
 
     def tell(self, line: str) -> None:
-        """Send a line to its stdin."""
+        """Send a line to the stdin of the process."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> str:
-        """The next line of its stdout; empty after its end."""
+        """Read the next line of the process's stdout; empty after the process has exited."""
         assert self._process is not None
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()

@@ -1,6 +1,6 @@
-"""A manager whose jobs do not run: started like `python -m nni_manager`.
+"""A manager whose jobs do not run, started like `python -m nni_manager`.
 
-Everything else is the real manager process. Its keepers are simulated, see `keeper_doubles`.
+Apart from its jobs, it is the real manager process. Its keepers are simulated, see `keeper_doubles`.
 """
 
 import sys

@@ -30,12 +30,14 @@ class PeerFailed(Exception):
 
 
 def is_installed(peer: str) -> bool:
-    """True if `make quality-peers` has installed it."""
+    """True if `make quality-peers` has installed the peer."""
     return (INSTALLED / PEERS[peer] / ".installed").exists()
 
 
 def dimensions_of(space: SearchSpace) -> list[dict[str, Any]]:
-    """What a peer receives. A parameter of the same name in several options is one dimension, as users write it."""
+    """The dimensions of a search space, as a peer receives them. A parameter that occurs in several options becomes one
+    dimension, as in a typical user's code.
+    """
     found: dict[str, dict[str, Any]] = {}
     for each in _dimensions(space, "", ()):
         known = found.setdefault(each["name"], each)
@@ -68,10 +70,10 @@ def _dimensions(
 
 
 class Suggested:
-    """A peer's draws, with the methods of a trial of Optuna."""
+    """A peer's draws, with the interface of an Optuna trial."""
 
     def __init__(self, draws: dict[str, Any]) -> None:
-        """`draws` by dimension; inactive ones may be absent."""
+        """`draws` maps dimensions to values. Inactive dimensions may be absent."""
         self._draws = draws
 
     def suggest_categorical(self, name: str, _: range) -> int:
@@ -88,7 +90,7 @@ class Suggested:
 
 
 class PeerProcess:
-    """One search by a peer: `ask` and `tell` in turn."""
+    """One search with a peer. The caller alternates between `ask` and `tell`."""
 
     def __init__(self, peer: str, space: SearchSpace, seed: int) -> None:
         """Start its process."""
@@ -127,7 +129,7 @@ class PeerProcess:
         return Suggested(answer["draws"])
 
     def tell(self, value: float | None) -> None:
-        """The result of the last proposal; None: it failed."""
+        """Report the result of the last proposal; None if the trial failed."""
         self._write(value)
 
     def close(self) -> None:

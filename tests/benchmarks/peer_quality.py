@@ -1,7 +1,8 @@
-"""`make quality-peers`: the best models that `Auto` and optimisers of other projects find within 50 trials, one at a time.
+"""`make quality-peers`: the best models that `Auto` and peers (optimisers of other projects) find within 50 trials, one trial at
+a time.
 
-The problems are those of `tuner_problems` with which no rule of `Auto` was chosen. Each finished search is a line of
-RESULTS, and is not repeated: an interrupted run continues. All seeds of the slow peers take hours.
+The problems are those of `tuner_problems` that were not used to choose the rules of `Auto`. Each finished search is stored as a
+line of RESULTS and is not repeated, so an interrupted run can be continued. All seeds of the slow peers take hours.
 """
 
 import argparse
@@ -39,7 +40,7 @@ Key = tuple[str, str, int]
 
 
 class PeerTuner:
-    """A peer as a tuner of `tuner_problems.run`."""
+    """Adapts a peer to the tuner interface that `tuner_problems.run` expects."""
 
     def __init__(self, name: str, problem: Tabulated, seed: int) -> None:
         self._space = parse_search_space(problem.space)
@@ -53,10 +54,10 @@ class PeerTuner:
 
 
 def searched(name: str, problem: str, seed: int) -> Run:
-    """One search.
+    """Run one search.
 
     Raises:
-        PeerFailed: the peer has ended before the last trial.
+        PeerFailed: the peer's process ended before the last trial.
     """
     if name not in PEERS:
         return run(name, problem, 1, seed)
@@ -84,7 +85,7 @@ def known() -> dict[Key, Run]:
 
 
 def complete(tuners: Sequence[str], seeds: int, processes: int) -> list[str]:
-    """Run the missing searches, all tuners seed by seed; return the failures."""
+    """Run the missing searches in order of their seeds; return the failures."""
     done = known()
     missing = [
         (tuner, problem, seed)

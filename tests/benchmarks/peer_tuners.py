@@ -1,8 +1,8 @@
-"""Optimisers of other projects behind one interface. Runs in the virtual environment of one of them, without trial-keeper.
+"""Optimisers of other projects behind one interface.
 
-The first line of stdin is JSON: the name of the peer, a seed, and the dimensions of the space. Each further line
-is the result of the last proposal (null: it failed). Each line of stdout is a proposal: its draws by dimension,
-and the CPU seconds of this process so far, without imports.
+Runs in the virtual environment of one of them, without trial-keeper. The first line of stdin is JSON: the name of the peer, a
+seed, and the dimensions of the space. Each further line is the result of the last proposal, or null if the trial failed. Each
+line of stdout is a proposal: its draws by dimension, and the CPU seconds of this process so far, without the time for imports.
 """
 
 import json
@@ -22,7 +22,9 @@ TRIALS = 50
 
 
 class Peer(ABC):
-    """Proposes, and receives a result, in turn. An optimiser without failed trials gets the worst result until then for them."""
+    """Alternately proposes draws and receives a result. If an optimiser does not support failed trials, a failed trial is
+    reported with the worst result so far.
+    """
 
     has_failures = False
 
@@ -41,7 +43,7 @@ class Peer(ABC):
 
     @abstractmethod
     def tell(self, value: float) -> None:
-        """Receive the result of the last proposal, which is to be low."""
+        """Receive the result of the last proposal. Lower is better."""
 
     def fail(self) -> None:
         """The last proposal has failed."""

@@ -1,7 +1,7 @@
-"""What pruned trials teach TPE: the best value that TPE with MedianPruner finds, compared with Optuna's own loop, and
-with a TPE that learns nothing from pruned trials. Each gets the same number of steps.
+"""The effect of pruned trials on TPE: the best value that TPE with MedianPruner finds.
 
-A trial's loss falls along a learning curve to the value of a function; how fast depends on one of the parameters.
+It is compared with Optuna's own loop, and with a TPE that ignores pruned trials. Each search has the same number of steps. The
+loss of a trial falls along a learning curve to the value of a function. One of the parameters determines how fast it falls.
 """
 
 import math
@@ -31,7 +31,10 @@ def curve(parameters: dict[str, float]) -> list[float]:
 
 
 def of_tuner(seed: int, *, teaches: bool = True) -> float:
-    """The best final loss with our TPE and MedianPruner; `teaches`: pruned trials are reported as such."""
+    """The best final loss with our TPE and MedianPruner.
+
+    If `teaches`, the tuner receives the learning curves of pruned trials.
+    """
     tuner = made_tuner("TPE", {name: {"_type": "uniform", "_value": [-1, 1]} for name in NAMES}, seed=seed)
     pruner = ASSESSORS["MedianPruner"]
     assessment = Assessment(pruner.make("minimize", pruner.args()))
@@ -76,7 +79,7 @@ def of_optuna(seed: int) -> float:
 
 
 def quality_with_pruning(seeds: int, chance: float) -> list[Row]:
-    """One row: ours compared with Optuna's, and what it would be if pruned trials taught nothing."""
+    """One row: our TPE compared with Optuna's, and the value of a TPE that ignores pruned trials."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     ours, theirs, untaught = (
         _values(of, seeds) for of in (of_tuner, of_optuna, partial(of_tuner, teaches=False))

@@ -1,6 +1,4 @@
-"""Trials of Ray Tune for comparison: the Ray Tune that `make peers` installs, in processes that end with
-it.
-"""
+"""Trials of Ray Tune for comparison, with the Ray Tune that `make peers` installs. All processes of Ray are killed afterwards."""
 
 import contextlib
 import os
@@ -41,10 +39,12 @@ def ray_times(folder: Path, turns: int, *lengths_ms: int) -> list[tuple[Times, T
 
 
 def output_of(folder: Path, *arguments: str | Path) -> str:
-    """What a script prints to stdout and stderr in the Python that has Ray Tune. `folder`: the working directory.
+    """Run a script in the Python that has Ray Tune; return its stdout and stderr.
+
+    `folder`: the working directory.
 
     Raises:
-        RayLacking: it is not installed, or fails.
+        RayLacking: Ray Tune is not installed, or fails.
     """
     if not (_INSTALLED / ".installed").exists():
         raise RayLacking("Ray Tune is not installed: make peers")

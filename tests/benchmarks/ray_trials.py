@@ -1,8 +1,9 @@
-"""Trials of Ray Tune, one after another in one process, each of which records its start and end.
+"""Runs Ray Tune trials one after another in one process.
 
-Run by the Python that has Ray Tune, without trial-keeper: `ray_trials.py FOLDER TURNS LENGTH_MS...`. It
-writes two files per length. `recording-LENGTH` is Ray Tune with its defaults, which writes each trial's
-results to a CSV file, a JSON file and one for TensorBoard. `unrecorded-LENGTH` is without those loggers.
+Each trial records its start and end. Usage: `ray_trials.py FOLDER TURNS LENGTH_MS...`, with the Python that has Ray Tune and does
+not have trial-keeper. The script writes two files per length. `recording-LENGTH` is from Ray Tune with its default loggers, which
+write each trial's results to a CSV file, a JSON file and a TensorBoard file. `unrecorded-LENGTH` is from Ray Tune without these
+loggers.
 """
 
 import os

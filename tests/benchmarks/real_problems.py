@@ -1,7 +1,7 @@
-"""Hyper-parameters of scikit-learn models on data that scikit-learn ships, and their cross-validated error.
+"""Hyper-parameters of scikit-learn models on data that scikit-learn ships, and their cross-validated errors.
 
-Run as a program, it trains each model with random parameters and writes a table per problem into `problems/`;
-names as arguments choose some. An hour for all. `tuner_problems` measures tuners on models of these tables.
+As a program, it trains each model with random parameters, and writes a table per problem into `problems/`. Arguments select
+problems by name. All problems together take an hour. `tuner_problems` measures tuners on models that are fitted to these tables.
 """
 
 import csv
@@ -424,7 +424,9 @@ def error_of(problem: Problem, parameters: Parameters, seed: int) -> float | Non
 
 
 def tabulate(name: str) -> None:
-    """Train a problem's model with random parameters, and write its table. The last column is the error, empty if none."""
+    """Train the model of a problem with random parameters, and write the table of the problem. The last column is the error; it
+    is empty if the training failed.
+    """
     from made_tuner import made_tuner
 
     problem = REAL_PROBLEMS[name]

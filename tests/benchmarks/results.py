@@ -66,7 +66,7 @@ class Results:
 
 
 def machine() -> dict[str, Any]:
-    """What a reader needs to judge the figures."""
+    """The properties of this machine that a reader needs to judge the figures."""
     model = next(
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.machine(),
@@ -102,7 +102,9 @@ def _commit() -> str:
 
 
 def probe() -> str:
-    """Median times of a bare Python start and of a durable write of 4 KB now: what a slow machine or disk does to any row."""
+    """Median times of a bare Python start and of a durable write of 4 KB at this moment. They show the influence of a slow
+    machine or disk on any row.
+    """
     starts_s, writes_s = [], []
     with tempfile.TemporaryFile() as file:
         for _ in range(_PROBES):
@@ -119,9 +121,10 @@ def _took_s(act: Callable[[], object]) -> float:
 
 
 def compare(before: Results, after: Results) -> str:
-    """A table of the rows that both have.
+    """A table of the rows that both results contain.
 
-    The rounds are compared in pairs. A row has changed if each of at least three pairs changed in the same direction.
+    The rounds are compared in pairs. A row has changed if at least three pairs exist and all of them changed in the same
+    direction.
     """
     table = [("what", "before", "after", "after / before", "")]
     known = [row.what for row in before.rounds[0]] if before.rounds else []

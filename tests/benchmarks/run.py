@@ -61,7 +61,7 @@ BY_NAME = {measure.__name__: measure for measure in MEASUREMENTS}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; return 1 when a goal is missed in the last round, 2 for a file that is no result."""
+    """Measure and print. Return 1 if a goal is missed in the last round, and 2 if a file to compare is invalid."""
     parser = _parser()
     asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.names if name not in BY_NAME]:

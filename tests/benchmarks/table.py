@@ -22,9 +22,9 @@ class Row:
 
     @property
     def figure(self) -> float | None:
-        """The number to compare with another run: the ratio to the floor, or else what was measured.
+        """The number to compare with another run: the ratio to the floor if there is one, otherwise the measured value.
 
-        None if neither has a number.
+        None if neither is a number.
         """
         found = _NUMBER.match(self.ratio) if self.ratio.endswith(" x") else _NUMBER.match(self.measured)
         return float(found[0].replace(",", "")) if found else None

@@ -1,8 +1,8 @@
 """`make quality`: the best models that tuners find within 50 trials, on problems of scikit-learn.
 
-A trial's result is the prediction of a forest that is fitted to the problem's table in `problems/` (see `real_problems`).
-A score of 0 is the median of random search, 1 the best known error. Rules of `Auto` were chosen with CHOOSING; the goal is
-about the other problems.
+The result of a trial is predicted by a forest that is fitted to the problem's table in `problems/` (see `real_problems`). A score
+of 0 is the median of random search, and 1 is the best known error. The problems in CHOOSING were used to choose the rules of
+`Auto`; the goal applies to the other problems.
 """
 
 import argparse
@@ -49,7 +49,7 @@ _MIN_ERROR = 1e-3
 
 
 class Tabulated:
-    """A problem whose trainings are predicted by forests fitted to its table."""
+    """A problem whose training results are predicted by forests that are fitted to the problem's table."""
 
     def __init__(self, name: str) -> None:
         """Read the table, fit the forests, and search for the best known error. A second."""
@@ -131,7 +131,9 @@ Code = Callable[[dict[str, str]], float]
 
 
 def _columns_of(space: dict[str, Any], above: str = "") -> dict[str, Code]:
-    """The numbers of the forests' input, as functions of a table's row. An inactive parameter is below its range."""
+    """The input columns of the forests, each as a function of a table's row. For an inactive parameter, the function returns a
+    value below the parameter's range.
+    """
     found: dict[str, Code] = {}
     for name, each in space.items():
         column, values = f"{above}{name}", each["_value"]
@@ -173,7 +175,9 @@ class OurTuner:
 
 
 class OptunaSampler:
-    """A sampler of Optuna as its users call it: a parameter of the same name in several options has one name in the study."""
+    """An Optuna sampler, used as in a typical Optuna program: a parameter that occurs in several options has one name in the
+    study.
+    """
 
     def __init__(self, name: str, problem: Tabulated, seed: int) -> None:
         self._study, self._space = (
@@ -193,7 +197,7 @@ class OptunaSampler:
 
 
 def suggested(trial: Any, space: search_space.SearchSpace, above: str = "") -> Parameters:
-    """The parameters that `trial`, which has the methods of a trial of Optuna, suggests."""
+    """The parameters that `trial` suggests. `trial` has the interface of an Optuna trial."""
     parameters: Parameters = {}
     for name, each in space.parameters.items():
         column = f"{above}{name}"
@@ -218,7 +222,7 @@ def suggested(trial: Any, space: search_space.SearchSpace, above: str = "") -> P
 
 @dataclass(frozen=True)
 class Run:
-    """One search. `error`: that of the trial with the best result, without its noise."""
+    """The result of one search. `error`: the error of the trial with the best result, without the noise of the result."""
 
     error: float
     cpu_ms: float
@@ -345,7 +349,7 @@ def report(found: Searches, problems: Sequence[str], concurrency: int) -> list[s
 
 
 def reaches_goal(found: Searches, problems: Sequence[str], concurrency: int) -> bool:
-    """True if `Auto` is ahead of Optuna's TPE by GOAL, and its interval is above 0."""
+    """True if the mean lead of `Auto` over Optuna's TPE is at least GOAL, and its confidence interval is above 0."""
     of = scores(found, problems, concurrency)
     ahead = [ours - theirs for ours, theirs in zip(of["Auto"], of[REFERENCE], strict=True)]
     return statistics.mean(ahead) >= GOAL and interval(ahead)[0] > 0

@@ -1,9 +1,9 @@
 """`make quality-functions`: the best value that tuners find within 100 trials, compared with Optuna's own samplers called
 directly.
 
-A tuner that wraps an Optuna sampler must be no worse: the median of its seeds is not above, or the difference
-is within chance. A tuner without such a sampler must be better than random search, and is shown compared with
-Optuna's TPE. A tuner that divides a budget has that of 100 whole trials.
+A tuner that wraps an Optuna sampler must not be worse than the sampler. This holds if the median over its seeds is not above the
+sampler's, or if the difference may be chance. A tuner without such a sampler must be better than random search; the table also
+compares it with Optuna's TPE. A tuner that divides a budget gets the budget of 100 whole trials.
 """
 
 import argparse

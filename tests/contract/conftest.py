@@ -349,7 +349,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.keeper_hears(count=len(self.to_keeper))
 
     def teardown(self) -> None:
-        """The attempt ends, and from now on there are no failures. All counted bytes must arrive."""
+        """End the attempt. From now on no failures occur, so all bytes within the quota must arrive in the store."""
         if self.files.final_sizes is None:
             self.end_attempt()
         for _ in range(ENOUGH_STEPS):

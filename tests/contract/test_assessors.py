@@ -107,7 +107,7 @@ def test_failed_trials_are_not_used_for_comparison(name):
     assert refused_at(assessment, 20, learning_curve(0.1)) is None
 
 
-def test_medianstop_uses_the_median_that_stops_fewer_trials_if_the_count_is_even():
+def test_medianstop_uses_the_one_of_two_middle_results_that_stops_fewer_trials():
     for optimize_mode, passes, fails in (("maximize", 1.0, 0.9), ("minimize", 2.0, 2.1)):
         assessment = make_of("Medianstop", optimize_mode)
         for key, value in enumerate((1.0, 2.0)):

@@ -1,7 +1,7 @@
-"""gRPC and shared storage deliver the same bytes concurrently, and each byte is stored once and in order.
+"""gRPC and shared storage deliver the same bytes concurrently.
 
-These tests use the machine of conftest.py with a second transport. A poll returns files in an earlier state, and may return
-after any other event.
+The store must contain each byte once and in order. These tests use the machine of conftest.py with a second transport. The result
+of a poll may show an earlier state of the files, and may arrive after any other event.
 """
 
 from collections import deque
@@ -26,9 +26,10 @@ LAGS = st.lists(st.integers(0, 100), min_size=3, max_size=3)
 
 
 class MountRules:
-    """The manager's polls while no keeper is connected, like those of `SharedStoragePoller` and in the order of its thread.
+    """The manager's polls of the storage while no keeper is connected.
 
-    Attributes that are used but not defined here belong to `ExactlyOnce`.
+    Each poll makes the same calls in the same order as the thread of `SharedStoragePoller`. Attributes that are used but not
+    defined here belong to `ExactlyOnce`.
     """
 
     def __init__(self) -> None:
@@ -54,14 +55,16 @@ class MountRules:
         shows_end=st.booleans(),
     )
     def look_at_files(self: Any, passed_s: float, lags: list[int], shows_end: bool) -> None:
-        """Start a poll. The storage shows each file up to `lag` bytes short, and may not show the end yet."""
+        """Start a poll. In its result, up to `lag` bytes may be missing at the end of each file. The end of the attempt may be
+        missing too.
+        """
         self.now_s += passed_s
         self._track_stream()
         if not self.transports.polls_storage(JOB, TASK, self.now_s) or self.looks:
             return
         assert self.transports.next_poll(self.now_s + POLL_INTERVAL_S) in (JOB, None)
-        # If a file has changed since the end of the attempt, a process that cannot be killed has written to it. By then, the
-        # storage shows the end.
+        # If a file has changed since the end of the attempt, it was changed by a process that could not be killed. By that time,
+        # the storage already shows the end of the attempt.
         is_old = self.files.final_sizes is not None and self.files.sizes != self.files.final_sizes
         sizes = self.files.final_sizes if shows_end or is_old else None
         pieces = []
@@ -131,7 +134,7 @@ class NoStream:
 
 
 class StoresResentBytesAgain(AttemptIngest):
-    """Stores bytes that are received again as new bytes."""
+    """Stores resent bytes as if they were new bytes."""
 
     def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
         return super().take(stream, min(self.received(stream), offset + len(data)), data)

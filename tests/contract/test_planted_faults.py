@@ -25,7 +25,7 @@ class ResumesOneByteLate(Replication):
 
 
 class StoresOneByteTwice(AttemptIngest):
-    """Off by one in the opposite direction."""
+    """Off by one: if a chunk starts with bytes that were already received, the last of these bytes is stored again."""
 
     def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
         repeats = 0 < self.received(stream) - offset < len(data)
@@ -41,7 +41,7 @@ class AcknowledgesBeforeCommit(AttemptIngest):
 
 
 class StoresResentBytesAgain(AttemptIngest):
-    """Ignores offsets, so bytes that are sent again are regarded as new."""
+    """Ignores offsets, so it stores resent bytes as if they were new bytes."""
 
     def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
         return super().take(stream, self.received(stream), data)

@@ -147,7 +147,7 @@ def random_results(count: int) -> list[dict[str, float]]:
 
 
 def area(objectives: Objectives, results: list[dict[str, float]]) -> float:
-    """The area that the Pareto front dominates, up to a gain of -1 and a cost of 1.5."""
+    """The area that the Pareto front dominates, with the reference point gain -1 and cost 1.5."""
     ranked = objectives.ranked((each, json.dumps(each)) for each in results)
     total, covered = 0.0, -1.0
     for each in reversed(ranked):  # The loop starts with the trial of the lowest cost.

@@ -823,7 +823,7 @@ def test_a_tuner_with_imported_results_searches_near_the_best_results(name):
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_sampling_with_the_draws_of_parameters_reproduces_the_parameters(raw, seed):
+def test_the_draws_computed_from_parameters_reproduce_the_parameters(raw, seed):
     space = parse_search_space(raw)
     parameters = make_of("Random", raw, seed=seed).ask(0).parameters
     sampling = Sampling(space)
@@ -834,7 +834,7 @@ def test_sampling_with_the_draws_of_parameters_reproduces_the_parameters(raw, se
 
 
 def flat(value):
-    """Leaves of nested parameters: numbers by their path; other values as part of the key."""
+    """The leaves of nested parameters by path. A number is the value of its path. Any other value becomes part of the path."""
     if isinstance(value, dict):
         return {f"{key}.{inner}": leaf for key, each in value.items() for inner, leaf in flat(each).items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -43,7 +43,7 @@ def site(tmp_path):
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory, request):
-    """The homes of this file's tests by sandbox, made at their first use."""
+    """A factory of homes by sandbox. All tests of the file share the home of a sandbox, which is created at its first use."""
     opened = {}
 
     def home_with(sandbox):
@@ -63,10 +63,10 @@ def homes(tmp_path_factory, request):
 
 @pytest.fixture
 def home(homes, monkeypatch, request):
-    """The user's home, with an experiment file. It is shared with earlier tests of this file, unless one of them
-    has left a process.
+    """The user's home, with an experiment file.
 
-    The parameter "podman" chooses the home whose tasks are containers.
+    All tests of the file share it. It is replaced if a test has left a process in it. The parameter "podman" chooses the home
+    whose tasks are containers.
     """
     shared = homes(getattr(request, "param", "process"))
     shared.enter(monkeypatch)
@@ -75,7 +75,7 @@ def home(homes, monkeypatch, request):
 
 @pytest.fixture
 def own_home(tmp_path, monkeypatch):
-    """Like `home`, but only of this test, in its temporary folder."""
+    """Like `home`, but not shared with other tests, and in the temporary folder of the test."""
     made = OpenPaiHome(tmp_path, "process", {})
     made.enter(monkeypatch)
     yield tmp_path

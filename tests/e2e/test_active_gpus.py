@@ -1,4 +1,4 @@
-"""GPUs on which other programs compute, through nvidia-ml-py or amdsmi and a driver library of the tests' own."""
+"""GPUs on which other programs compute. nvidia-ml-py or amdsmi reads them through a fake driver library that the tests build."""
 
 import contextlib
 import json
@@ -30,8 +30,8 @@ tuner: {name: Random}
 """
 TRAIN = "import nni_sdk\nnni_sdk.get_next_parameter()\nnni_sdk.report_final_result(1)\n"
 IN_NAMESPACE = ("unshare", "--mount", "sh", "-c")
-# NVIDIA's driver lists its GPUs in /proc/driver/nvidia/gpus, AMD's its GPUs and the CPU in /sys/class/kfd/kfd/topology/nodes. An
-# empty file system hides this machine's GPUs, and folders simulate two GPUs.
+# NVIDIA's driver lists its GPUs in /proc/driver/nvidia/gpus. AMD's driver lists its GPUs and the CPU in
+# /sys/class/kfd/kfd/topology/nodes. An empty file system hides this machine's GPUs, and folders simulate two GPUs.
 HIDDEN = "mount -t tmpfs none /proc/driver && mount -t tmpfs none /sys/class"
 NODES = "/sys/class/kfd/kfd/topology/nodes"
 TWO_GPUS = {

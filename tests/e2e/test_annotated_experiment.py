@@ -68,7 +68,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def run(place):
-    """Runs a command in that folder to its end."""
+    """Runs a command in the folder of the annotated code and waits for its end."""
     outside = {
         name: value for name, value in os.environ.items() if not name.startswith(("NNI_", "TRIAL_KEEPER_"))
     }

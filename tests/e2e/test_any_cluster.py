@@ -106,7 +106,7 @@ def test_a_failed_cluster_test_leaves_no_manager_process(tmp_path):
     assert [each.is_running() for each in managers] == [False]
 
 
-def test_make_test_k8s_names_missing_variables():
+def test_make_test_k8s_lists_missing_variables():
     with pytest.raises(pytest.skip.Exception, match="TEST_K8S_STORAGE, TEST_K8S_STORAGE_HERE not set"):
         named_cluster({"TEST_KUBECONFIG": "k", "TEST_K8S_IMAGE": "i"})
     said = {"TEST_KUBECONFIG": "k", "TEST_K8S_IMAGE": "i", "TEST_K8S_STORAGE_HERE": "/mnt/nni"}

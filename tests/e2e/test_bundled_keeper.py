@@ -21,7 +21,7 @@ from trial_keeper.wire.reasons import ExitReason
 pytestmark = [pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(1000)]
 MOUNT = "/mnt/confignfs-data"
 NOBODY = 65534
-# Reports as nni_sdk does, in bash: one of the images has no Python.
+# This script reports a result in the format of nni_sdk. It is written in bash, because one of the images has no Python.
 REPORTING = f"""\
 printf %s {shlex.quote(encode(0, TRIAL, "FINAL", 0, 41).decode())} >> "$NNI_SYS_DIR/.nni/metrics"
 env | grep '^_PYI\\|^LD_LIBRARY_PATH' || echo "no such variable"
@@ -98,9 +98,7 @@ def test_the_keeper_is_pid_1_of_its_container(a_job, image):
     assert "/tmp/trial-keeper." in command
 
 
-def test_training_code_of_the_images_python_imports_nni_sdk_but_none_of_the_keepers_libraries(
-    podman, site, a_job
-):
+def test_the_images_python_can_import_nni_sdk_but_none_of_the_keepers_libraries(podman, site, a_job):
     (site.code / "train.py").write_text(TRAIN)
     keeper = a_job(podman.base(), "python3 train.py")
     assert keeper.wait() == 0, keeper.stderr
@@ -114,7 +112,7 @@ def test_the_frozen_keeper_answers_doctor(podman, site, a_job):
 
 
 def test_the_bundle_for_this_python_has_compiled_modules(bundle, tmp_path):
-    """Without them the keeper compiles its modules at each start."""
+    """Without compiled modules, the keeper would compile its modules at each start."""
     archive = bundle.archive(f"cp{sys.version_info[0]}{sys.version_info[1]}-{os.uname().machine}")
     names = subprocess.run(
         ["tar", "-tzf", str(archive)], capture_output=True, text=True, timeout=scaled_s(60)

@@ -1,5 +1,6 @@
-"""An experiment whose jobs are real containers, with another path to the shared storage than the
-manager's.
+"""An experiment whose jobs are real containers.
+
+The containers mount the shared storage under a different path than the manager.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ nni.report_final_result(x)
 """
 
 
-# Each trial prints what it finds, and leaves files and processes behind.
+# Each trial prints the files and processes that earlier trials have left, and itself leaves files and a process.
 REUSED = f"""
 import os, subprocess, sys
 import nni_sdk as nni

@@ -1,7 +1,7 @@
-"""The code blocks of the documentation do what they say: each kind of block has a function here that runs or checks it.
+"""The code blocks of the documentation are correct: for each kind of block, a test in this file runs or checks the blocks.
 
-A block that nothing can run has a comment before it: `<!-- not run: REASON -->`. The tests parse its commands of nnictl and make
-nevertheless. Blocks of `text` and `console` are what programs print.
+A block that cannot be run has a comment before it: `<!-- not run: REASON -->`. The nnictl and make commands of such a block are
+parsed nevertheless. Blocks of the kinds `text` and `console` contain the output of programs.
 """
 
 import copy
@@ -48,7 +48,9 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Block:
-    """A code block. `number` counts the blocks of its page from 0. `reason`: why it is not run; empty: it is."""
+    """A code block. `number` is the index of the block on its page. `reason` tells why the block is not run; it is empty if the
+    block is run.
+    """
 
     page: str
     number: int
@@ -79,7 +81,7 @@ START = blocks_of("README.md")
 
 
 def of_kind(*kinds):
-    """A parameter of a test: each block of these kinds."""
+    """Parametrize a test with all blocks of these kinds."""
     chosen = [
         pytest.param(block, id=f"{block.page}-{block.number}") for block in BLOCKS if block.kind in kinds
     ]
@@ -93,7 +95,7 @@ def skip_if_not_run(block):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """The folder of the quick start, and files that commands of the pages name."""
+    """A folder with the files of the quick start and the files that the commands in the documentation mention."""
     folder = tmp_path / "home/work"
     folder.mkdir(parents=True)
     for name, text in (("train.py", TRAIN), ("search_space.json", SPACE), ("config.yml", CONFIG)):
@@ -105,7 +107,7 @@ def place(tmp_path, monkeypatch):
     return folder
 
 
-def test_every_block_of_the_docs_is_of_a_kind_that_this_file_tests():
+def test_every_kind_of_block_in_the_docs_is_tested_by_this_file():
     assert {block.kind for block in BLOCKS} <= {
         *("yaml", "json", "python", "pycon", "sh", "nginx", "gitignore", "toml"),
         *("text", "console"),
@@ -121,7 +123,7 @@ _FIRST_KEYS = {"trainingServicePlatform", "trainingService", "trialCommand"}
 
 
 def merged(document, change):
-    """The document with the keys of a block in place of its own."""
+    """Merge `change` into a copy of the document: keys of `change` replace those of the document."""
     document = copy.deepcopy(document)
     for key, value in change.items():
         inner = document.get(key)
@@ -141,7 +143,9 @@ SECOND = {
 
 
 def document_with(block):
-    """The experiment file that a block belongs to: that of the quick start, or the last whole one of its page."""
+    """The experiment file that a block belongs to: the last complete experiment file of the page, or else that of the quick
+    start.
+    """
     document = yaml.safe_load(CONFIG)
     for each in blocks_of(block.page)[: block.number + 1]:
         if each.kind != "yaml":
@@ -237,7 +241,7 @@ _TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), r
 
 
 def commands_of(block):
-    """The commands of a block as lists of words; of a console, those after a prompt."""
+    """The commands of a block, each as a list of words. In a `console` block, only lines after a prompt are commands."""
     text = block.text.replace("\\\n", " ")
     if block.kind == "console":
         text = "\n".join(re.findall(r"^\$ (.*)$", text, re.M))

@@ -1,4 +1,4 @@
-"""The examples of frameworks: each is a real training that takes three lines more than one without an experiment."""
+"""The examples of frameworks. Each example is a real training, to which nni_sdk adds three lines."""
 
 import json
 import os
@@ -28,7 +28,7 @@ EXAMPLES = sorted(ROOT.glob("examples/frameworks/train_*.py"))
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a script as a trial: its exit code, stderr, and the types and values of its records."""
+    """Run a script as a trial; return its exit code, its stderr, and the types and values of its records."""
 
     def run_script(python, script):
         content = {"parameter_id": 0, "parameters": {"learning_rate": 0.01}}

@@ -1,4 +1,6 @@
-"""A hostile page in a real browser reaches no operation of the manager, whose machine's programs need no token, or of the hub."""
+"""A hostile page in a real browser cannot run an operation of the manager or of the hub. This holds although the manager requires
+no token from programs on its machine.
+"""
 
 import contextlib
 import threading
@@ -51,7 +53,9 @@ attack();
 
 
 def attack_on(origin, jobs="/trial-jobs", removed="/experiment", body="{}"):
-    """The page. It requests `jobs` in each way, with this body, and the deletion of `removed`."""
+    """The HTML of the hostile page. It sends requests with this body to the path `jobs` in several ways, and requests the
+    deletion of the path `removed`.
+    """
     page = PAGE
     for name, value in {"ORIGIN": origin, "JOBS": jobs, "REMOVED": removed, "BODY": body}.items():
         page = page.replace(name, value)
@@ -124,7 +128,7 @@ def test_dns_rebinding_to_the_manager_is_refused(manager):
 
 
 @pytest.mark.parametrize("site", ["evil.example", "127.0.0.1"])
-def test_a_hostile_page_cannot_use_the_session_of_a_browser_with_the_hub(tmp_path, monkeypatch, site):
+def test_a_hostile_page_cannot_use_the_hub_session_of_the_same_browser(tmp_path, monkeypatch, site):
     commands = []
 
     async def run(*arguments):

@@ -88,7 +88,7 @@ def nnictl(place, *arguments):
 
 
 def served(place, *options):
-    """Start the server, or ask it for another link."""
+    """Run `nnictl web`, which starts the server if necessary; return its output with a new login link."""
     done = nnictl(place, "web", "--json", *options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

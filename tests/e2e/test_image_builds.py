@@ -1,4 +1,4 @@
-"""`images/build.sh` where it must refuse; a program in place of podman answers for the base image."""
+"""Builds that `images/build.sh` must refuse. A script replaces podman, and reports the ABI of the base image's Python."""
 
 import os
 import re
@@ -21,7 +21,7 @@ exec {sys.executable} -c 'import sysconfig; print(sysconfig.get_config_var("SOAB
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A copy of what the build reads, and the stand-in for podman."""
+    """A copy of the files that the build reads, with the script that replaces podman."""
     for folder in SOURCES:
         shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):

@@ -267,7 +267,9 @@ def test_an_image_label_has_the_digest_of_the_base_image(podman):
 
 
 def test_a_container_on_the_host_network_needs_the_managers_token(podman, a_container):
-    """It runs as the manager's user, and has the loopback of the machine."""
+    """The container runs as the manager's user and shares the loopback interface of the machine. Nevertheless, the manager
+    requires the token.
+    """
     request = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1])"
     server = Guarded(require_token=False)
     try:

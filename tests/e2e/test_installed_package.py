@@ -51,7 +51,7 @@ nni.report_final_result(params['lr'])
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """A Python with the wheel of this checkout. The dependencies are those of the tests."""
+    """A Python with the wheel of this checkout. It uses the dependencies of the Python that runs the tests."""
     folder = tmp_path_factory.mktemp("installed")
     # The build uses a copy of the sources: in the checkout, setuptools would create a folder build/ and reuse the old files
     # there.
@@ -123,7 +123,7 @@ def test_an_installed_nni_package_takes_precedence_over_nni_sdk(python, tmp_path
 
 
 def test_two_builds_of_the_same_source_give_the_same_wheel(python, tmp_path):
-    """The times of files, of a checkout and of a copy, must not matter."""
+    """The modification times of files must not matter: they differ between a checkout and a copy."""
     folder = python.parents[2]
     (first,) = folder.glob("*.whl")
     again = tmp_path / "source"
@@ -172,7 +172,7 @@ def test_the_documentation_is_part_of_the_package(python, tmp_path):
 
 
 def test_nnictl_names_the_package_to_install_if_the_manager_extra_is_missing(python):
-    """`pip install trial-keeper` installs the commands, and not what they need."""
+    """`pip install trial-keeper` installs the commands of the manager without their dependencies."""
     others = site_packages(python) / "dependencies.pth"
     kept = others.read_text()
     others.unlink()

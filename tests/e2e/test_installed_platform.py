@@ -1,4 +1,4 @@
-"""The platform of an installed package: the example for those who write their own, as its user has it."""
+"""A training service from an installed package: the example for authors of a platform, used as its users would."""
 
 import json
 import os

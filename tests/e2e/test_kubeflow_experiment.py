@@ -58,7 +58,7 @@ def place(tmp_path):
 
 
 class Runs:
-    """The experiment of a file: its trials, and their jobs as `resource`."""
+    """An experiment with one operator: its configuration, its run, and its trials. `resource` is the kind of its jobs."""
 
     def __init__(self, place, operator, section=(), **roles):
         made = OPERATORS[operator]
@@ -89,7 +89,7 @@ class Runs:
         return output_of(self.workspace, trial, task)
 
     def has_made(self, resource, count):
-        """Whether `count` jobs were created; only the fake cluster counts calls."""
+        """True if `count` jobs were created. Always true on a real cluster, because only the fake cluster counts calls."""
         double = self.place.around.double
         return double is None or double.api.counted()["create", resource.plural] == count
 

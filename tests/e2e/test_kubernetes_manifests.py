@@ -1,4 +1,6 @@
-"""The manifests of deploy/kubernetes are valid, their rights are sufficient and needed, and their command and probes work."""
+"""The manifests of deploy/kubernetes are valid. The Role grants exactly the rights that experiments need. The command and the
+probes work.
+"""
 
 import functools
 import json
@@ -57,7 +59,9 @@ def container():
 
 
 def unknown_fields(model, value, at):
-    """The paths of fields that a model of the official client lacks. Building the models checks required fields."""
+    """The paths of fields that the official client's model does not define. Missing required fields are detected elsewhere, when
+    the client builds the models.
+    """
     if match := re.fullmatch(r"(?:list\[|dict\(str, )(.+)[\])]", model):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return [found for key, each in items for found in unknown_fields(match[1], each, f"{at}.{key}")]
@@ -74,7 +78,7 @@ def unknown_fields(model, value, at):
 @pytest.mark.parametrize(
     "found", DOCUMENTS, ids=[f"{each['kind']}-{each['metadata']['name']}" for each in DOCUMENTS]
 )
-def test_each_manifest_has_only_fields_of_its_kind_and_all_required_ones(found):
+def test_each_manifest_has_all_required_fields_of_its_kind_and_no_unknown_fields(found):
     assert unknown_fields(MODELS[found["kind"]], found, found["kind"]) == []
     read = kubernetes.client.ApiClient().deserialize(
         json.dumps(found), MODELS[found["kind"]], "application/json"
@@ -82,7 +86,7 @@ def test_each_manifest_has_only_fields_of_its_kind_and_all_required_ones(found):
     assert kubernetes.client.ApiClient().sanitize_for_serialization(read) == found
 
 
-def test_manifests_refer_to_each_other_by_existing_names():
+def test_the_names_by_which_manifests_refer_to_each_other_exist():
     pod = document("Deployment")["spec"]["template"]
     assert pod["spec"]["serviceAccountName"] == document("ServiceAccount")["metadata"]["name"]
     for volume in pod["spec"]["volumes"]:
@@ -101,7 +105,7 @@ def test_manifests_refer_to_each_other_by_existing_names():
 
 @pytest.mark.any_cluster
 def test_kubectl_applies_the_manifests(tmp_path):
-    """On a cluster of your own: all of its own checks, without creating anything."""
+    """On a cluster that TEST_KUBECONFIG names, a dry run applies all checks of the server, and creates nothing."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed (Debian: kubernetes-client)")
     if named := os.environ.get("TEST_KUBECONFIG"):
@@ -264,7 +268,7 @@ def test_the_command_and_the_probes_of_the_deployment_work_behind_an_ingress(tmp
         (path,) = document("Ingress")["spec"]["rules"][0]["http"]["paths"]
         host = annotations["nginx.ingress.kubernetes.io/upstream-vhost"]
         assert annotations["nginx.ingress.kubernetes.io/backend-protocol"] == "HTTPS"
-        # What ingress-nginx makes of the annotations.
+        # These are the nginx settings that ingress-nginx generates from the annotations.
         settings = f"proxy_set_header Host {host}; proxy_set_header X-Forwarded-Host $http_host;"
         with nginx(tmp_path / "nginx", port, settings=settings, encrypts_backend=True) as front:
             code, text = answer_of(f"http://127.0.0.1:{front}{path['path']}/all", Host="lab.example")
@@ -317,7 +321,7 @@ def experiment_in_the_namespace(image):
 
 @pytest.fixture
 def deployed(podman, tmp_path):
-    """The manifests on the fake cluster, whose pods are real containers: the cluster, and the port of the page."""
+    """Apply the manifests to a fake cluster whose pods are real containers; yield the cluster and the URL of the web page."""
     if shutil.which("catatonit") is None:
         pytest.skip("catatonit not installed: podman makes no pods without it")
     if shutil.which("kubectl") is None:
@@ -341,7 +345,7 @@ def deployed(podman, tmp_path):
         spec = document("Deployment")["spec"]["template"]["spec"]
         for volume in spec["volumes"]:
             if claim := volume.get("persistentVolumeClaim"):
-                # As a kubelet does for fsGroup.
+                # A kubelet sets the same owner and mode for fsGroup.
                 node.exports[claim["claimName"]] = folder = tmp_path / claim["claimName"]
                 folder.mkdir()
                 os.chown(folder, 0, spec["securityContext"]["fsGroup"])
@@ -370,7 +374,7 @@ def test_the_deployment_runs_trials_in_other_pods_and_resumes_the_experiment_aft
     probe = container()["readinessProbe"]["httpGet"]
     wait_until(lambda: answer_of(url + probe["path"]) == (200, "ok\n"), "the pod is ready")
 
-    # As `kubectl exec` in the documentation.
+    # The documentation runs these commands with `kubectl exec`.
     of_pod = f"name=-{container()['name']}$"
     (name,) = podman.run("podman", "ps", "--format", "{{.Names}}", "--filter", of_pod).split()
     who = podman.run("podman", "exec", name, "sh", "-c", "id -u; touch /x 2>/dev/null || echo read-only")
@@ -423,7 +427,9 @@ def test_the_deployment_runs_trials_in_other_pods_and_resumes_the_experiment_aft
 
 
 def answer_of(url, body=None, **headers):
-    """The status and the text; the certificate is not verified, as the kubelet does not."""
+    """Return the status code and the text of the response. The certificate is not verified, because the kubelet does not verify
+    it either.
+    """
     context = ssl._create_unverified_context()
     request = urllib.request.Request(url, body, headers)
     try:

@@ -1,4 +1,4 @@
-"""NNI's own Python client, unmodified, against a real manager: of v2.10.1 and of v3.0."""
+"""NNI's own Python client, in the unmodified versions 2.10.1 and 3.0, with a real manager."""
 
 import contextlib
 import csv
@@ -62,7 +62,9 @@ json.dump(seen, open(sys.argv[2], "w"))
 
 @pytest.fixture(scope="module", params=["2.10.1", "3.0"])
 def client(request):
-    """The Python of a real client: that of v2.10.1 on Python 3.9, as its users have it, if this machine has one."""
+    """A Python with NNI's real client. If this machine has Python 3.9, the client of v2.10.1 runs on it, as for typical users of
+    v2.10.1.
+    """
     version = request.param
     python = python_of("3.9") if version == "2.10.1" else None
     return python_with_nni(version, python or sys.executable)
@@ -183,7 +185,9 @@ nni.report_final_result(%s)
 
 @pytest.fixture(scope="module", params=["x", '{"default": x, "loss": 0.5}'], ids=["number", "dict"])
 def ended(request, tmp_path_factory):
-    """A finished experiment with its manager. NNI's nnictl cannot sort numbers and dicts together."""
+    """A finished experiment whose manager still runs. Results are either all numbers or all dicts, because NNI's nnictl cannot
+    sort a mixture.
+    """
     folder, train = tmp_path_factory.mktemp("ended"), REPORTS % request.param
     with a_started_experiment(folder, train, trialConcurrency=1, maxTrialNum=3) as experiment:
         experiment.wait_for_status("DONE")
@@ -192,7 +196,7 @@ def ended(request, tmp_path_factory):
 
 @pytest.fixture
 def both(ended, client, tmp_path):
-    """Calls NNI's nnictl, and ours; returns the output of the call."""
+    """Two functions that run NNI's nnictl and our nnictl. Each returns the output of the command."""
     (tmp_path / "nnictl.py").write_text(NNICTL)
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
 

@@ -1,4 +1,4 @@
-"""Training code written for NNI: with nni_sdk under NNI's name, and with the real `nni` package."""
+"""Training code written for NNI, run with nni_sdk imported as `nni`, and with the real `nni` package."""
 
 import json
 import subprocess
@@ -52,7 +52,7 @@ THEIRS = "import nni\nfrom nni.utils import merge_parameter"
 
 
 def run(folder, imports, python):
-    """Run two trials; return the parameters of each, and its rows that count."""
+    """Run two trials; return the parameters and the stored metric rows of each trial."""
     experiment = RealExperiment(
         folder,
         STOCK_SCRIPT.format(imports=imports),

@@ -644,7 +644,7 @@ def test_nnictl_create_in_a_terminal_shows_the_progress_of_the_experiment(place)
     assert left_in(place) == []
 
 
-def test_a_url_prefix_is_part_of_all_addresses_and_kept_by_resume_and_view(place, nnictl):
+def test_a_url_prefix_is_part_of_all_addresses_and_is_preserved_by_resume_and_view(place, nnictl):
     refused = nnictl("create", "--config", "config.yml", "--url-prefix", "lab/../x")
     assert (refused.returncode, "cannot use --url-prefix lab/../x: write letters" in refused.stderr) == (
         1,
@@ -668,7 +668,7 @@ def test_a_url_prefix_is_part_of_all_addresses_and_kept_by_resume_and_view(place
     assert nnictl("stop").returncode == 0
 
 
-def test_all_servers_use_the_certificate_of_the_files_and_nnictl_connects_to_them(place, nnictl):
+def test_all_servers_use_the_configured_certificate_files_and_nnictl_connects_to_them(place, nnictl):
     files = issue(place / "tls")
     options = ("--tls-certificate", "tls/certificate.pem", "--tls-key", "tls/key.pem")
     alone = nnictl("create", "--config", "config.yml", *options[:2])

@@ -181,7 +181,7 @@ def test_trials_do_not_run_the_top_level_code_of_a_script_without_a_main_guard(p
 
 
 class Trap:
-    """Writes down which process loads it from a pickle."""
+    """An object that, when it is unpickled, records the pid of the current process in a file."""
 
     def __init__(self, record):
         self.record = record
@@ -191,7 +191,7 @@ class Trap:
         return eval, (code,)
 
 
-def test_a_pickled_closure_is_private_and_only_trial_processes_load_the_closure(place):
+def test_a_pickled_closure_has_private_files_and_is_loaded_only_by_trial_processes(place):
     def closure(trap):
         return lambda parameters: print(os.getpid()) or parameters["x"] + trap
 

@@ -1,4 +1,6 @@
-"""Several objectives and a constraint: from the experiment file over results and lists to a manager that is started again."""
+"""An experiment with several objectives and a constraint: the experiment file, the results, the lists of trials, and a restart of
+the manager.
+"""
 
 import csv
 import io

@@ -26,7 +26,7 @@ nni_sdk.report_final_result(x)
 """
 
 
-# The trial connects to its manager without TLS. The manager must close the connection.
+# This trial also connects to its manager without TLS. The manager must close this connection.
 TLS_FREE_CLIENT = """
 import glob, json, socket
 [document] = glob.glob("{storage}/*/manager.json")
@@ -60,7 +60,7 @@ def place(tmp_path, server):
 
 @pytest.fixture
 def nnictl(place):
-    """Runs nnictl and waits for its end, as a user with a umask that denies others."""
+    """Runs nnictl and waits until it exits. The umask of nnictl denies access for other users."""
     return partial(run_nnictl, place)
 
 
@@ -152,7 +152,7 @@ def test_keepers_on_other_machines_connect_over_tls_and_verify_the_certificate(n
     assert stat.S_IMODE((folder / "tls.pem").stat().st_mode) == 0o600
     # The log has a line for each connected keeper, so the manager did not only read the files from the storage.
     assert (folder / "log" / "nnimanager.log").read_text().count(" connected") >= 3
-    # A client without TLS writes nothing to the log.
+    # A connection without TLS must not cause any output here.
     assert (folder / "log" / "nnictl_stderr.log").read_text() == ""
 
 

@@ -76,7 +76,9 @@ def test_nnictl_stop_ends_all_jobs_while_the_managers_disk_is_full(home, nnictl)
     try:
         experiment_id = two_that_run(home, nnictl)
         for each in of_jobs(home):
-            with contextlib.suppress(psutil.NoSuchProcess):  # a child process of a start that has ended
+            with contextlib.suppress(
+                psutil.NoSuchProcess
+            ):  # a process may have exited, for example a child process of a start
                 if each.cmdline()[-1:] == ["trial_keeper"]:
                     each.suspend()  # keepers and their guard processes have this command line
         filled(home / "experiments")
@@ -113,7 +115,7 @@ def test_nnictl_stop_ends_all_jobs_while_every_disk_is_full(small_disk, own_home
     )
 
 
-def test_nnictl_stop_wakes_a_suspended_cluster_and_ends_all_jobs(home, nnictl):
+def test_nnictl_stop_resumes_a_suspended_cluster_process_and_ends_all_jobs(home, nnictl):
     experiment_id = two_that_run(home, nnictl)
     psutil.Process(StateFolder.of_user().process().pid).suspend()
     done = nnictl("stop", experiment_id)
@@ -127,7 +129,9 @@ def test_nnictl_stop_wakes_a_suspended_cluster_and_ends_all_jobs(home, nnictl):
 
 @contextlib.contextmanager
 def held_by_a_debugger(pid):
-    """The process is stopped, and SIGCONT does not resume it. In the end it is released, or has been killed."""
+    """Stop a process with ptrace, so that SIGCONT does not resume it. At the end of the block, release the process, or reap it if
+    it was killed.
+    """
     ptrace = ctypes.CDLL(None, use_errno=True).ptrace
     if ptrace(PTRACE_ATTACH, pid, None, None) != 0:
         pytest.skip(f"this machine refuses ptrace: {os.strerror(ctypes.get_errno())}")
@@ -150,7 +154,7 @@ def test_a_new_local_openpai_adopts_the_jobs_of_a_suspended_service(home, nnictl
     assert state.process().pid != before.pid
     assert state.process().options == before.options
     assert set(job_states(experiment_id).values()) == {"RUNNING"}
-    daemon.replace_unresponsive(state)  # this call changes nothing, because the cluster responds
+    daemon.replace_unresponsive(state)  # this call changes nothing, because the new service responds
     assert nnictl("stop", experiment_id).returncode == 0
     assert not of_jobs(home)
 

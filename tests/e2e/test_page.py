@@ -51,8 +51,8 @@ HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=2>\x
 
 
 def some_trial(number, now_s):
-    """Every state, results with several names, and texts that would be code if the page did not escape
-    them.
+    """A trial. Together, the trials have every state, results with several names, and texts that would be run as code if the page
+    did not escape them.
     """
     trial = made_trial(number, now_s - 1000 + number)
     trial.parameters = {
@@ -105,7 +105,9 @@ def signed_in(browser, stored):
 
 @pytest.fixture
 def person(signed_in):
-    """A visit to the stored experiment that tests share: each reads, and changes no setting of the page."""
+    """A visit to the stored experiment, shared by several tests. The tests only read: they do not change the settings of the
+    page.
+    """
     signed_in.page.set_viewport_size(WIDE)
     signed_in.page.emulate_media(color_scheme="light")
     yield signed_in
@@ -114,7 +116,7 @@ def person(signed_in):
 
 
 def each_page(person):
-    """Follow the link to each page, and yield its name once it is complete; "trial" shows the details of one."""
+    """Visit each page, and yield its name when the page is complete. The page "trial" shows the details of one trial."""
     for name in ("overview", "trials", "trial", "experiments", "jobs"):
         if name == "trial":
             person.go(person.page.url + "#trial=00000")  # a change of the fragment loads no page
@@ -361,7 +363,7 @@ def test_thousands_of_trials_can_be_sorted_searched_and_scrolled(browser, tmp_pa
 
 
 def test_the_pages_memory_does_not_grow_with_updates(browser, tmp_path, monkeypatch):
-    """As many updates as in ten minutes, one after another."""
+    """The test sends as many updates as a manager sends in ten minutes, without pauses."""
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.01)
     played = Played(made_experiment(tmp_path, 0).folder)
     keys = [AttemptKey(f"t{number}", attempt_id(0), "main-0") for number in range(20)]

@@ -1,4 +1,4 @@
-"""The page of an experiment, and that of all, in a browser that reaches them through nginx, below a path prefix."""
+"""The page of one experiment and the page of all experiments. The browser reaches both through nginx, below a path prefix."""
 
 import pytest
 from browser import chromium, expect, needs_chromium, visit
@@ -19,7 +19,7 @@ FLAGS = ("--host-resolver-rules=MAP lab.example 127.0.0.1", "--ignore-certificat
 
 
 def tls_of(folder, encrypted):
-    """The certificates of nginx and of the server behind it; None: that one uses HTTP."""
+    """The certificates of nginx and of the server behind nginx. None means that the server uses HTTP."""
     return tuple(
         issue(folder / f"tls-{name}", hosts) if name in encrypted else None
         for name, hosts in (("front", ("lab.example",)), ("backend", ("localhost",)))
@@ -27,7 +27,9 @@ def tls_of(folder, encrypted):
 
 
 def is_stream(answer):
-    """True for the stream of changes. nginx would send its status only with the first full buffer, in minutes."""
+    """True if the response is the stream of changes. nginx forwards the status of the stream only with the first full buffer,
+    which takes minutes.
+    """
     return "/events" in answer.url
 
 
@@ -94,7 +96,8 @@ def test_the_page_of_all_experiments_works_behind_a_proxy_with_tls(
     with served_hub(tmp_path / "home", monkeypatch, web=web) as hub:
         for experiment in (running, made_experiment(tmp_path / "made", 3)):
             Registry.of_user().add(experiment.folder)
-        # The manager has a certificate, too: the page of all experiments passes requests on over HTTPS.
+        # The manager has a certificate, too. So the server of the page of all experiments forwards requests to the manager over
+        # HTTPS.
         running.start(options=WebServerOptions(tls=issue(tmp_path / "tls-manager")).arguments()[2:])
         with (
             nginx(tmp_path / "nginx", hub.port, settings=NAMES_ITSELF, front=front, backend=backend) as port,

@@ -1,4 +1,6 @@
-"""The charts of the page in a real Chromium, on a search with nested choices, and what leads out of them."""
+"""The charts of the page in a real Chromium: a search with nested choices, filters, downloads, and links from charts to
+trials.
+"""
 
 import csv
 import io
@@ -151,7 +153,7 @@ def all_parameters():
 
 
 def point_on(person, axis, height):
-    """The place of a height from 0 to 1 on an axis, in pixels."""
+    """The pixel coordinates of a height on an axis. The height is a number from 0 (bottom) to 1 (top)."""
     box = person.see(f"strip-{axis}").bounding_box()
     return box["x"] + box["width"] / 2, box["y"] + 5 + (1 - height) * (box["height"] - 10)
 

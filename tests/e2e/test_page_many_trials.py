@@ -1,6 +1,7 @@
-"""The web page of a large experiment in a real Chromium: it loads the trials that it shows.
+"""The web page of a large experiment in a real Chromium.
 
-`make page` measures it at 100,000 trials; `make e2e` does the same with fewer, above a lower threshold.
+The page loads only the trials that it shows. `make page` runs these tests with 100,000 trials. `make e2e` runs them with fewer
+trials, and lowers the number of trials above which an experiment is large.
 """
 
 import csv
@@ -54,7 +55,7 @@ def browser():
 
 @pytest.fixture(scope="module", autouse=True)
 def threshold():
-    """A lower threshold, if the experiments of these tests are small."""
+    """Lower the number of rows above which an experiment is large, if the experiments of these tests are small."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(change_feed, "MAX_ROWS", min(change_feed.MAX_ROWS, TRIALS // 2))
         yield
@@ -131,8 +132,8 @@ def test_the_overview_loads_and_the_table_scrolls_within_the_time_limits(person,
     if IS_THOROUGH:
         assert figures["/oview"].after_load_ms <= MAX_OVERVIEW_MS
         if median(taken) > MAX_SCROLL_MS:
-            # On a busy machine, scrolling is slow even in an experiment whose trials are all loaded, so only the difference is
-            # limited.
+            # On a busy machine, scrolling is slow even if the page has loaded all trials. So only the difference from such a page
+            # is limited.
             floor = steps_of_a_small_experiment(browser, tmp_path)
             assert median(taken) - median(floor) <= MAX_SCROLL_MS / 2
     assert not [url for url in person.asked if "/changes" in url and "windows=true" not in url]

@@ -71,7 +71,7 @@ def test_a_dismissed_problem_stays_hidden_until_it_occurs_again(browser, played)
 
 
 class Interrupted(Played):
-    """It does not answer during an outage."""
+    """A scripted experiment whose state cannot be read during an outage."""
 
     is_out = False
 

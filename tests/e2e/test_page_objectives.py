@@ -50,7 +50,7 @@ def experiment_with(folder, objectives):
 
 
 def front_of(experiment):
-    """The trials on the front by the domain's rule, in the order of the first objective."""
+    """The trials on the Pareto front, as computed by the manager's code, in the order of the first objective."""
     trials = [a_trial(number, 0.0) for number in range(TRIALS)]
     return experiment.config.all_objectives.ranked((trial, trial.run.final) for trial in trials)
 

@@ -1,4 +1,4 @@
-"""One trial on the web page, in a real Chromium: what ran, and the retry that continues from its checkpoint."""
+"""The page of one trial in a real Chromium: its code and environment, its pending reason, and a retry from its checkpoint."""
 
 import platform
 import re

@@ -33,7 +33,7 @@ def blocks(language):
 
 
 def merged(file, change):
-    """The experiment file with the keys of a recipe in place of its own."""
+    """The experiment file in which the keys of a recipe replace the existing keys."""
     for key, value in change.items():
         file[key] = merged(file.get(key, {}), value) if isinstance(value, dict) else value
     return file
@@ -123,7 +123,7 @@ def test_the_recipe_for_a_resume_resumes_the_latest_experiment(place):
     nnictl(place, *stop)
 
 
-# ---- the pages for users of other tools: the same example with both
+# ---- the pages for users of other tools: the same example with the other tool and with trial-keeper
 
 OTHERS = ("from-nni", "from-optuna", "from-ray-tune", "from-wandb")
 PEERS = Path(sys.prefix, "peers")

@@ -36,7 +36,7 @@ def site(tmp_path):
 
 @pytest.fixture
 def work(site):
-    """A folder with the digits example, in the home of the user who may log in."""
+    """A folder with the digits example. It lies in the home of a user who can log in to the machines."""
     folder = site.home / "work"
     shutil.copytree(ROOT / "examples" / "digits", folder / "digits")
     return folder
@@ -91,7 +91,9 @@ def words(text):
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_the_digits_example_has_the_same_results_on_two_machines_as_here(site, work, nnictl, reuse):
+def test_the_digits_example_has_the_same_results_on_two_remote_machines_as_on_this_machine(
+    site, work, nnictl, reuse
+):
     write(work, {"platform": "local"})
     _, here = run(nnictl)
     write(work, remote(site, reuse))
@@ -111,7 +113,7 @@ def test_the_digits_example_has_the_same_results_on_two_machines_as_here(site, w
     wait_until(lambda: not site.processes(), "nothing runs on the machines")
 
 
-def test_machines_are_found_by_their_names_in_the_configuration_of_ssh(site, work, nnictl):
+def test_machines_can_be_named_by_their_host_aliases_in_the_ssh_configuration(site, work, nnictl):
     key = site.key.rename(site.home / "another-key")
     site.key.with_suffix(".pub").unlink()
     (site.home / ".ssh" / "config").write_text(
@@ -163,7 +165,7 @@ def test_a_key_that_may_not_log_in_is_refused(site, work, nnictl):
     assert "check user, key and password" in said
 
 
-def test_a_machine_without_trial_keeper_is_refused_with_the_command_that_installs_it(site, work, nnictl):
+def test_a_machine_without_trial_keeper_is_refused_and_the_error_has_the_install_command(site, work, nnictl):
     write(work, remote(site))
     machine = site.machines["two"]
     machine.set_path("/usr/bin:/bin")
@@ -172,8 +174,10 @@ def test_a_machine_without_trial_keeper_is_refused_with_the_command_that_install
     assert f"pip install trial-keeper=={__version__}" in said
 
 
-def test_machines_without_trial_keeper_run_that_of_the_bundle(site, work, nnictl, tmp_path):
-    """One machine has another Python than the manager and an old keeper, and the other has neither."""
+def test_machines_without_a_matching_trial_keeper_run_the_keeper_of_the_bundle(site, work, nnictl, tmp_path):
+    """One machine has an old keeper, and a Python of another version than the manager's. The other machine has neither a keeper
+    nor a Python.
+    """
     without_python = tmp_path / "without-python"
     without_python.mkdir()
     for program in Path("/usr/bin").iterdir():
@@ -181,7 +185,7 @@ def test_machines_without_trial_keeper_run_that_of_the_bundle(site, work, nnictl
             (without_python / program.name).symlink_to(program)
     one, two = site.machines.values()
     one.set_path("/usr/bin:/bin")
-    # The keeper that is there is of another version.
+    # This script replaces the keeper and reports another version.
     (tmp_path / "hello").write_bytes(frames.START + frames.encode({"version": "0.1.0", "python": "old"}))
     (one.bin / "trial-keeper").write_text(f"#!/bin/bash\ncat {tmp_path / 'hello'}\nexec cat > /dev/null\n")
     (one.bin / "trial-keeper").chmod(0o755)
@@ -203,7 +207,7 @@ def test_machines_without_trial_keeper_run_that_of_the_bundle(site, work, nnictl
     own, frozen = (next(folder.iterdir()) for folder in kept)
     assert (own / "keeper" / "libraries.zip").is_file()
     assert (frozen / "keeper" / "_internal").is_dir()
-    # It is sent once, and what was unpacked is used again.
+    # In the second run, the bundle is not sent again, and the unpacked files are reused.
     inodes = own.stat().st_ino, frozen.stat().st_ino
     run(with_bundle)
     assert (own.stat().st_ino, frozen.stat().st_ino) == inodes
@@ -211,7 +215,7 @@ def test_machines_without_trial_keeper_run_that_of_the_bundle(site, work, nnictl
     assert not site.processes()
 
 
-def test_python_path_finds_trial_keeper(site, work, nnictl):
+def test_the_key_python_path_makes_the_installed_trial_keeper_available(site, work, nnictl):
     write(work, remote(site, pythonPath=str(BIN)))
     for machine in site.machines.values():
         machine.set_path("/usr/bin:/bin")
@@ -219,7 +223,7 @@ def test_python_path_finds_trial_keeper(site, work, nnictl):
     assert [each["status"] for each in trials] == ["SUCCEEDED"] * 4
 
 
-def test_another_version_is_refused(site, work, nnictl):
+def test_a_machine_with_another_version_of_trial_keeper_is_refused(site, work, nnictl):
     write(work, remote(site))
     machine = site.machines["one"]
     program = machine.bin / "trial-keeper"
@@ -304,11 +308,11 @@ def test_secrets_are_only_in_the_experiment_file_and_the_private_database(site, 
     assert all(path.stat().st_mode & 0o077 == 0 for path in private)
 
 
-# ---- the way of keepers to the manager
+# ---- connections from keepers to the manager
 
 
 @pytest.mark.parametrize("is_reachable", [True, False])
-def test_keepers_connect_directly_where_they_can_and_else_through_the_tunnel_both_with_tls(
+def test_keepers_connect_with_tls_directly_if_possible_and_otherwise_through_the_tunnel(
     site, work, nnictl, is_reachable
 ):
     here = own_address() if is_reachable else "192.0.2.1"  # for documentation: nobody has it

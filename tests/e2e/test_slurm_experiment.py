@@ -125,14 +125,16 @@ def test_a_waiting_trial_shows_the_reason_of_slurm_and_is_cancelled_with_its_exp
         ("nodes: 3", "Requested node configuration is not available; correct nodes, gres or cpusPerTask"),
     ],
 )
-def test_create_refuses_what_slurm_refuses_with_the_key_to_correct(work, nnictl, key, words):
+def test_create_refuses_a_file_that_slurm_refuses_and_the_error_names_the_key_to_correct(
+    work, nnictl, key, words
+):
     write(work, ("  platform: slurm\n", f"  platform: slurm\n  {key}\n"))
     refused = create(nnictl)
     assert refused.returncode == 1
     assert words in re.sub(r"\s+", " ", refused.stderr)
 
 
-def test_create_without_slurm_names_the_login_node(work, nnictl, tmp_path):
+def test_create_without_slurm_prints_an_error_that_advises_to_use_a_login_node(work, nnictl, tmp_path):
     (tmp_path / "bin").mkdir()
     for program in ("bash", "env"):
         (tmp_path / "bin" / program).symlink_to(shutil.which(program))
@@ -151,8 +153,10 @@ def test_nnictl_create_reports_an_unreachable_slurm_controller(slurm, nnictl):
     assert "check slurmctld with `scontrol ping`" in re.sub(r"\s+", " ", refused.stderr)
 
 
-def test_create_warns_of_a_limit_of_submitted_jobs_and_trials_wait_for_it(work, nnictl, tmp_path):
-    """Slurm's MaxSubmitJobs needs accounting, so a program in place of sbatch refuses the first jobs with Slurm's words."""
+def test_create_warns_of_a_submit_limit_and_trials_wait_until_the_limit_permits_them(work, nnictl, tmp_path):
+    """Slurm's own limit, MaxSubmitJobs, needs accounting. Instead, a script replaces sbatch, and refuses the first jobs with
+    Slurm's error message.
+    """
     write(work, ("maxTrialNumber: 20", "maxTrialNumber: 1"))
     refused = tmp_path / "refused"
     sbatch = tmp_path / "bin" / "sbatch"
@@ -172,7 +176,7 @@ def test_create_warns_of_a_limit_of_submitted_jobs_and_trials_wait_for_it(work, 
 
 
 def counting(folder, command, then=""):
-    """A program in place of a command of Slurm that writes the time of each call to a file; returns the file."""
+    """Create a wrapper of a Slurm command that appends the time of each call to a file; return the file."""
     calls = folder / f"{command}-calls"
     program = folder / command
     program.write_text(f'#!/bin/bash\ndate +%s.%N >> {calls}\n{then}\nexec {shutil.which(command)} "$@"\n')
@@ -182,10 +186,12 @@ def counting(folder, command, then=""):
 
 
 @pytest.mark.timeout(3000 if IS_THOROUGH else 400)
-def test_jobs_above_the_limit_of_submitted_jobs_follow_with_few_refusals_and_one_squeue_per_poll(
+def test_jobs_above_a_submit_limit_start_later_with_few_refusals_and_one_squeue_call_per_poll(
     work, nnictl, tmp_path
 ):
-    """Slurm's MaxSubmitJobs needs accounting, so a program in place of sbatch counts the user's jobs."""
+    """Slurm's own limit, MaxSubmitJobs, needs accounting. Instead, a script replaces sbatch, and limits the number of the user's
+    jobs.
+    """
     write(
         work,
         ("maxTrialNumber: 20", f"maxTrialNumber: {JOBS}"),
@@ -212,8 +218,8 @@ def test_jobs_above_the_limit_of_submitted_jobs_follow_with_few_refusals_and_one
     (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
     assert [each["status"] for each in trials(nnictl, experiment_id)] == ["SUCCEEDED"] * JOBS
     counts = {each.name: len(each.read_text().splitlines()) for each in (submitted, refused, polled)}
-    # One check of the file, one call for each job, and the refused ones.
+    # sbatch is called once to check the file, once for each job, and once for each refusal.
     assert counts["sbatch-calls"] == JOBS + 1 + counts["refused"]
     assert 0 < counts["refused"] <= MOST_AT_ONCE + took_s / RETRY_S, counts
-    # The end of the experiment polls more often.
+    # The manager polls more often when the experiment ends.
     assert counts["squeue-calls"] <= took_s / POLL_S + 30, counts

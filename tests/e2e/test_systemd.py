@@ -29,7 +29,9 @@ NNICTL = "/opt/trial-keeper/bin/nnictl"
 
 
 def documented():
-    """The commands of docs/deployment.md without the installation, which the view has, and without sudo."""
+    """The commands of docs/deployment.md, without `sudo` and without the installation of the package, which the systemd machine
+    already has.
+    """
     page = (REPOSITORY / "docs/deployment.md").read_text()
     (block,) = [each for each in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "useradd" in each]
     _, *lines, last = block.splitlines()
@@ -58,7 +60,7 @@ def experiments(machine):
     return json.loads(as_user(machine, f"{NNICTL} experiment list --all --json"))
 
 
-def test_the_page_is_a_service_and_its_experiments_outlive_a_restart_and_a_crash(machine):
+def test_the_web_page_runs_as_a_service_whose_restart_or_crash_does_not_end_experiments(machine):
     def is_ready():
         return machine.ask("curl --silent --fail http://127.0.0.1:8070/lab/readyz").stdout == "ok\n"
 

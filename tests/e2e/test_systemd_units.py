@@ -1,4 +1,4 @@
-"""The units of deploy/systemd are valid, and their ExecStart lines run as they say, also without systemd."""
+"""The units of deploy/systemd are valid, and their ExecStart commands work, even without systemd."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def settings_of(name):
 
 
 def command_of(name, **specifiers):
-    """ExecStart as it is written, with the installed nnictl and a free port."""
+    """The ExecStart command of a unit, with the nnictl of this Python and a free port."""
     (line,) = settings_of(name)["ExecStart"]
     for letter, value in specifiers.items():
         line = line.replace(f"%{letter}", str(value))
@@ -100,7 +100,7 @@ def answers(url):
 
 
 def follow(process):
-    """Wait until a service of an experiment shows its progress. A signal that is earlier ends only the start."""
+    """Wait until the service of an experiment prints its progress. An earlier signal would only interrupt the start."""
     assert any(line.startswith("[") for line in process.stdout)
 
 
@@ -131,7 +131,7 @@ def test_systemd_accepts_each_unit_without_a_warning(unit, tmp_path):
         check=False,
         timeout=DEADLINE_S,
     )
-    # Units of the machine that the unit refers to are not ours.
+    # Warnings about other units of this machine are ignored.
     assert [line for line in done.stderr.splitlines() if "trial-keeper" in line] == []
     assert done.returncode == 0, done.stderr
 
@@ -184,7 +184,7 @@ def test_an_experiment_runs_as_a_service_and_sigterm_stops_it(place, service):
     assert processes_of(place) == []
 
 
-def test_after_a_crash_of_the_manager_the_next_start_of_the_service_finds_the_trials(place, service):
+def test_a_restarted_service_adopts_the_trials_after_a_crash_of_its_manager(place, service):
     experiment = RealExperiment(place / "made", ENDLESS, maxTrialNum=1, experiment_id="SERVICE1")
     experiment.create()
     Registry.of_user().add(experiment.folder)

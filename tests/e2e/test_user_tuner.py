@@ -194,7 +194,9 @@ class Halving(MsgDispatcherBase):
 
 
 def printed_by_the_advisor(experiment, ends):
-    """The lines that the advisor printed. The experiment is done before the advisor receives the last of the trials' ends."""
+    """The lines that the advisor printed. Waits for `ends` reports of trial ends, because the experiment may be done before the
+    advisor receives the last one.
+    """
 
     def lines():
         found = (experiment.folder.log / "tuner.log").read_text().splitlines()

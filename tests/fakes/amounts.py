@@ -8,5 +8,5 @@ IS_THOROUGH = bool(os.environ.get("THOROUGH"))
 
 
 def amount(short: T, full: T) -> T:
-    """The full amount if THOROUGH is set. A test that uses it checks the same with both."""
+    """The full amount if THOROUGH is set, else the short one. A test must check the same property with both amounts."""
     return full if IS_THOROUGH else short

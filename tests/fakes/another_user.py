@@ -22,7 +22,7 @@ AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-group
 
 @contextlib.contextmanager
 def as_another_user() -> Iterator[None]:
-    """Run the block as another user; imported modules stay. Only root can."""
+    """Run the block as another user. Modules that are already imported stay usable. Skips the test unless it runs as root."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
     os.setresuid(NOBODY, NOBODY, -1)  # the real uid changes too, because os.access checks it
@@ -35,8 +35,8 @@ def as_another_user() -> Iterator[None]:
 def keepers_of_nobody(folder: Path) -> tuple[str, ...]:
     """The command prefix that starts a keeper as user nobody; skips the test if that is impossible.
 
-    A user who cannot read this checkout, or its virtual environment, runs a copy in `folder`: the keeper's
-    package and its requirements.
+    If nobody cannot read this checkout or its virtual environment, the keeper's package and its requirements are copied to
+    `folder`.
     """
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")

@@ -1,7 +1,7 @@
-"""A manager process whose jobs are elsewhere: another network, another clock, another path to the storage.
+"""A manager process whose jobs run apart from it: in another network, with another clock, or with another path to the storage.
 
-Started as `python apart.py` with the manager's own arguments. Only three things differ from the real manager:
-where jobs run, the address they use to reach it, and where it listens.
+Started as `python apart.py` with the manager's own arguments. Only three things differ from the real manager: where the jobs run,
+the address at which jobs reach the manager, and where the manager listens.
 """
 
 import asyncio
@@ -30,7 +30,9 @@ VARIABLE = "FAULTS_APART"
 
 @dataclass(frozen=True)
 class Apart:
-    """The differences for the jobs. The process receives them in `VARIABLE`."""
+    """Describes where the jobs run and how they reach the manager. The manager process receives it in the environment variable
+    `VARIABLE`.
+    """
 
     workspace: str
     """The path of the workspace for the jobs."""
@@ -57,7 +59,7 @@ class Apart:
 
 
 class LocalServiceApart(LocalTrainingService):
-    """Processes of this machine, on the jobs' side."""
+    """Runs jobs as processes of this machine, in the network and with the clock of the jobs."""
 
     forks_keepers = False  # a forked keeper would skip the prefix that the test adds to run.sh
 
@@ -114,7 +116,7 @@ def _acknowledge_early(store, writes, now_s, commit=Store.commit):
 
 
 def _commit_slowly(store, writes, now_s, commit=Store.commit):
-    """No fault: while a commit is slow, bytes are received again after a reconnect before they are stored."""
+    """Not a fault: commits are slow, so that after a reconnect resent bytes arrive before the first copy is stored."""
     time.sleep(0.3)
     return commit(store, writes, now_s)
 
@@ -129,7 +131,7 @@ def _accept_unsigned(files, trial, signer, find=SharedFiles.find_checkpoints):
 
 
 def _accept_early_marks(marks, source, start):
-    """Planted fault: the newest mark of an attempt counts, also of a checkpoint whose manifest was never renamed."""
+    """Planted fault: the newest checkpoint mark of an attempt is used, even if the checkpoint's manifest was never renamed."""
     of_source = [each for each in marks if each.source is None and each.attempt_id == source.attempt_id]
     return max(of_source, key=lambda each: each.offset, default=None)
 

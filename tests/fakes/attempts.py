@@ -22,7 +22,7 @@ def attempt_id(number: int) -> str:
 
 
 def metrics_of(reader: StoreReader, trial_id: str) -> list[MetricRow]:
-    """The records of a trial that count, in the order in which they were written."""
+    """The metric records from the attempts that determine a trial's result, in the order in which they were written."""
     return list(chain.from_iterable(reader.metric_pages(None, *reader.sequence_ids_of(trial_id))))
 
 
@@ -39,7 +39,7 @@ class AttemptNumbers:
         self._known: dict[tuple[str, str], list[str]] = {}
 
     def spelled(self, key: AttemptKey) -> AttemptKey:
-        """The readable key of a real one."""
+        """The readable key of an attempt with a generated id."""
         if _is_spelled(key):
             return key
         known = self._look(key)
@@ -48,7 +48,7 @@ class AttemptNumbers:
         return replace(key, attempt_id=attempt_id(known.index(key.attempt_id)))
 
     def real(self, key: AttemptKey) -> AttemptKey:
-        """The real key of a readable one, or the key itself if there is none yet."""
+        """The key with the generated id of an attempt. If there is none yet, the readable key itself."""
         if not _is_spelled(key) or self._workspace.attempt(key).path.exists():
             return key
         known, number = self._look(key), int(key.attempt_id)
@@ -59,14 +59,14 @@ class AttemptNumbers:
         return self._workspace.attempt(self.real(key))
 
     def keys(self, trial_id: str) -> list[AttemptKey]:
-        """The attempts that have left a folder, by start."""
+        """The readable keys of the attempts that have created a folder, in the order of their starts."""
         return [self.spelled(key) for key in self._workspace.attempts_of(trial_id)]
 
     def _look(self, key: AttemptKey) -> list[str]:
         known = self._known.setdefault((key.trial_id, key.task), [])
         try:
             found = self._workspace.attempts_of(key.trial_id)
-        except NotADirectoryError:  # a test has put a file there
+        except NotADirectoryError:  # a test has replaced the folder with a file
             found = []
         for each in found:
             if each.task == key.task and not _is_spelled(each) and each.attempt_id not in known:
@@ -75,7 +75,7 @@ class AttemptNumbers:
 
 
 class RegisteringStore(Store):
-    """A store that registers the attempts of its writes, as the manager does beforehand."""
+    """A store that registers the attempts of its writes. The manager registers attempts before it writes."""
 
     def commit(self, writes: Sequence[Write], now_s: float) -> Stored:
         """Readable ids are registered under their own number."""
@@ -86,8 +86,8 @@ class RegisteringStore(Store):
 
 
 def sign_attempt(folder: ExperimentFolder, key: AttemptKey, job_id: str | None = None) -> str:
-    """Create an attempt's folder as a keeper of the job does; return the job's token. `job_id` None: the
-    trial's own job.
+    """Create the folder of an attempt as the job's keeper would; return the job's token. If `job_id` is None, the trial has its
+    own job.
     """
     job_id = job_id or key.trial_id
     with StoreReader(folder.database) as reader:

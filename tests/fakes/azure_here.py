@@ -89,7 +89,7 @@ class Azure:
 
     @property
     def environ(self):
-        """The environment that leads Azure's SDK here, with a login."""
+        """Environment variables with a login, and with the proxy that redirects Azure's SDK to this process."""
         return {
             "HTTPS_PROXY": f"http://127.0.0.1:{self._server.server_address[1]}",
             "NO_PROXY": "127.0.0.1,localhost",
@@ -118,7 +118,7 @@ class Azure:
 
 
 class _Connection(BaseHTTPRequestHandler):
-    """A connection to the proxy, and within its tunnel to the requested host."""
+    """A connection to the proxy. The TLS connection inside its tunnel is handled as if this process were the requested host."""
 
     site: Azure
     protocol_version = "HTTP/1.1"

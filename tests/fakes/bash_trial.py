@@ -1,4 +1,6 @@
-"""A trial for machines without Python: what nni_sdk writes, written by bash. Its results depend on the parameter x alone."""
+"""A trial for machines without Python: a bash script that writes records in the format of nni_sdk. Its results depend only on the
+parameter x.
+"""
 
 TRAIN_SH = """
 x=$(sed -n 's/.*"x": \\([0-9.e-]*\\).*/\\1/p' "$NNI_SYS_DIR/parameter.cfg")

@@ -1,7 +1,7 @@
-"""A cluster in a separate process that tests can kill: `python cluster_process.py FOLDER`, then commands as
-JSON lines.
+"""A cluster in a separate process that tests can kill.
 
-{"submit": TEXT} and {"stop": NAME} are each answered by a line when they are stored.
+Start it with `python cluster_process.py FOLDER`, and send commands as JSON lines. The commands are {"submit": TEXT} and {"stop":
+NAME}. The process answers with a line when the command's change is stored.
 """
 
 import asyncio

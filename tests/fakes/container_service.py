@@ -1,7 +1,7 @@
-"""A training service whose cluster is podman on this machine: each job is a container of the keeper's image.
+"""A training service that runs each job as a podman container of the keeper's image on this machine.
 
-The containers see the storage under another path than the manager, and none of its other files. They outlive
-the manager: a later service finds them by their names.
+The containers mount the storage at a different path than the manager, and see no other files of the manager. They continue when
+the manager exits. The service of a later manager finds them by their names.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ class ContainerService(TrainingService):
     run_script = "# The image has an entry point.\n"
 
     def __init__(self, podman: Podman, prefix: str, storage: Path, options: tuple[str, ...], on_job_ended):
-        """`prefix` starts the containers' names, `storage` is mounted at MOUNT in them, `options` are
-        podman's.
+        """`prefix` is the start of all container names. `storage` is mounted at MOUNT in the containers. `options` are options of
+        podman.
         """
         super().__init__(on_job_ended)
         self._podman = podman
@@ -86,7 +86,7 @@ class ContainerService(TrainingService):
         return JobPresence.RUNNING
 
     async def reap_orphans(self, job_id, trial_ids):
-        """An ended container leaves no process."""
+        """Do nothing: a container that has ended leaves no process."""
 
     async def close(self):
         tasks = [*self._watched.values(), *self._stopping]

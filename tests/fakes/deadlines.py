@@ -1,6 +1,7 @@
 """The deadlines of tests, scaled by the speed of the machine at the start of the run.
 
-A test waits for an event. Its deadline only reports that the event never came, so it is long, and one serves nearly all.
+Tests wait for events. A deadline only reports that an event never occurred, so it is long, and nearly all tests use the same
+deadline.
 """
 
 import os
@@ -9,14 +10,14 @@ import subprocess
 import sys
 import time
 
-# On the reference machine of the deadlines, an interpreter with these modules starts in this time on an idle core.
+# On the reference machine of the deadlines, an interpreter that imports these modules takes this long to start on an idle core.
 _REFERENCE_S = 0.2
 _MODULES = "asyncio, ssl, json, http.client"
 _MAX_SLOWNESS = 8.0
 
 
 def _measured_slowness() -> float:
-    """The time of an interpreter's start, which most tests wait for, relative to the reference."""
+    """The startup time of an interpreter, relative to the reference machine. Most tests wait for the start of an interpreter."""
     took_s = []
     for _ in range(3):
         began_s = time.monotonic()
@@ -32,7 +33,9 @@ SLOWNESS = float(os.environ["TEST_SLOWNESS"])
 
 
 def scaled_s(seconds: float) -> float:
-    """The deadline on this machine for what takes at most so many seconds on the reference machine beside five workers."""
+    """The deadline on this machine for an operation that takes at most `seconds` on the reference machine while five test workers
+    run.
+    """
     return seconds * SLOWNESS
 
 

@@ -1,7 +1,7 @@
 """A fake manager: a gRPC server with faults that a test controls, and the workspace of its experiment.
 
-Received bytes go through the manager's real half of replication. Committed bytes survive a restart, like a
-database; others are lost.
+The manager's real ingest code processes received bytes. Committed bytes survive a restart of the fake manager, as in a database.
+Other bytes are lost.
 """
 
 import asyncio
@@ -162,7 +162,7 @@ class FakeManager:
         self.write_document()
 
     def write_document(self, *addresses: str) -> None:
-        """Write manager.json with these addresses, or with its own."""
+        """Write manager.json with these addresses, or with the fake manager's own address if none is given."""
         pem = None if self.certificate is None else self.certificate.certificate_pem
         document = ManagerDocument(EXPERIMENT, self.version, addresses or (str(self.address),), pem)
         replace_file(self.workspace.manager_json, document.to_bytes())
@@ -194,7 +194,7 @@ class FakeManager:
         _LoopThread.get().loop.call_soon_threadsafe(self._commit, KEY)
 
     def wait_for(self, is_true: Callable[[], T], what: str) -> T:
-        """Wait until an event makes it true; return its value."""
+        """Wait until `is_true` returns a true value, and return that value. It is called again after each event."""
         with self._changed:
             has_ended = self._changed.wait_for(lambda: self._unknown or is_true(), DEADLINE_S)
             if self._unknown:
@@ -205,11 +205,11 @@ class FakeManager:
             return is_true()
 
     def wait_for_message(self, kind: type[T], what: str = "") -> T:
-        """The first message of a kind."""
+        """Wait for the first message of a kind, and return it."""
         return self.wait_for(lambda: self.all_of(kind) and self.all_of(kind)[0], what or kind.__name__)  # type: ignore[return-value]
 
     def wait_for_bytes(self, wanted: bytes, stream: Stream = Stream.METRICS, key: AttemptKey = KEY) -> None:
-        """Wait until the received bytes contain these."""
+        """Wait until the received bytes of a stream contain `wanted`."""
         self.wait_for(lambda: wanted in self._arrived.get((key, stream), b""), f"{wanted!r} in {stream}")
 
     def arrived(self, stream: Stream = Stream.METRICS, key: AttemptKey = KEY) -> int:
@@ -375,8 +375,8 @@ class KeeperProcess:
         arguments: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
-        """Its output goes to files in `folder`. `prefix` is a command that runs the keeper, `options` are
-        Popen's.
+        """The output of the keeper goes to files in `folder`. `prefix` is the command that runs the keeper. `options` are
+        arguments of Popen.
         """
         self.settings = settings
         self.stdout_file, self.stderr_file = folder / "keeper-stdout", folder / "keeper-stderr"
@@ -425,9 +425,7 @@ class KeeperProcess:
 
 
 class Site:
-    """A mount with the workspace of one experiment, its code, its manager, and the keepers that a test
-    starts.
-    """
+    """A storage folder with the workspace of one experiment, its code, a fake manager, and the keepers that a test starts."""
 
     def __init__(self, folder: Path) -> None:
         self.workspace = Workspace(folder / EXPERIMENT)
@@ -478,7 +476,7 @@ class Site:
         )
 
     def start_keeper(self, *, options: dict[str, Any] | None = None, **overrides: Any) -> KeeperProcess:
-        """Start a keeper; `overrides` are settings, `options` are KeeperProcess's."""
+        """Start a keeper. `overrides` replace settings of the keeper; `options` are arguments of `KeeperProcess`."""
         keeper = KeeperProcess(self.code.parent, self.settings(**overrides), self.environ, **(options or {}))
         self._keepers.append(keeper)
         return keeper

@@ -143,7 +143,9 @@ class FakePai:
         tasks_begin_with: tuple[str, ...] = (),
         certificate: Path | None = None,
     ):
-        """`tasks_begin_with`: a command prefix that runs each task. `certificate`: a file with a key too, to serve HTTPS."""
+        """`tasks_begin_with`: the command prefix of each task. `certificate`: a file with a certificate and its key; the server
+        then uses HTTPS.
+        """
         self.jobs: dict[str, FakeJob] = {}
         self.asked: list[tuple[str, str]] = []
         self.tokens = {"token-of-the-profile-page"}
@@ -234,9 +236,10 @@ class FakePai:
     # ---- for tests
 
     def misbehave(self, how, times: int = 1, *, at: tuple[str, str] = ("", "")):
-        """The next `times` calls (of this verb and path, if given) get `how`: a status, "drop" or "hang".
+        """Make the next `times` calls fail as `how` says: with a status, by "drop" or by "hang".
 
-        A status may have a code and a message. "nothing": the call is answered normally.
+        `at` restricts the fault to calls of this verb and path. A status may have a code and a message. With "nothing", the call
+        is answered normally.
         """
         self._faults.setdefault(at, deque()).extend([how] * times)
 

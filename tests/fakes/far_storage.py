@@ -2,9 +2,9 @@
 
     far_storage.py FOLDER MOUNTPOINT FAULTS
 
-FAULTS is a file with one line of JSON, read at every call. `{"slow_s": 0.1}` delays each call by 0.1 s.
-`{"stale_s": 3}` answers attributes and missing names as they were up to three seconds ago. `{"error": "ESTALE"}`
-fails each call. Like NFS, an append is written at the end that this client has cached.
+FAULTS is a file with one line of JSON, which is read at every call. `{"slow_s": 0.1}` delays each call by 0.1 s.
+With `{"stale_s": 3}`, attributes and missing names are returned in a state of up to three seconds ago. `{"error": "ESTALE"}`
+fails each call. As with NFS, an append writes at the end of file that this client has cached.
 
 Source: what an NFS client may cache, nfs(5), "Data and metadata coherence".
 """

@@ -1,7 +1,7 @@
 """Small trainings with the real frameworks, as trials: `python framework_trainings.py xgboost` prints what each trial reported.
 
-Runs in a Python that has the framework. A training returns the framework's own values of the metric, in order; where the
-framework has one, from a source that the callback does not use. It fails if the model cannot predict afterwards.
+Runs in a Python that has the framework. A training returns the framework's own values of the metric, in order. If possible, the
+values come from a source that the callback does not use. A training fails if its model cannot predict afterwards.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class XGBoost:
     @staticmethod
     @contextlib.contextmanager
     def coordinator():
-        """Variables of two processes that find each other by a tracker of this process."""
+        """Environment variables with which two processes find each other through a tracker in this process."""
         import xgboost
 
         tracker = xgboost.tracker.RabitTracker(2, "127.0.0.1")
@@ -393,12 +393,17 @@ def callback_for(framework, metric, **kwargs):
 
 
 def write_parameters(folder):
-    """As the keeper does before it starts a trial, whose processes then read them at the same time."""
+    """Write the parameters of a trial, like a keeper before it starts the trial. Several processes may then read them at the same
+    time.
+    """
     Path(folder, "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": {}}))
 
 
 def run_as_trial(framework, folder, *, metric=None, stops=False, is_trial=True, **kwargs):
-    """Train as the trial of `folder`: the framework's own values, the reports, and an exception's type and text."""
+    """Train as a trial with this folder.
+
+    Return the framework's own values, the reports, and the type and text of an exception.
+    """
     environ = {"NNI_PLATFORM": "local", "NNI_SYS_DIR": folder, "NNI_TRIAL_JOB_ID": "tRiAl"}
     nni_sdk.trial._trial = TrialContext(environ if is_trial else {})
     report, reported = nni_sdk.report_intermediate_result, []
@@ -424,8 +429,9 @@ def run_as_trial(framework, folder, *, metric=None, stops=False, is_trial=True, 
 
 
 def run_killed(framework, folder, *, at_end=False, train=run_as_trial):
-    """An attempt that dies before its third report, or before its final one, and the one that continues from its checkpoint: what
-    each has reported. `kept`: the number of reports before the checkpoint. `train`: how both run.
+    """Run two attempts; return what each has reported. The first attempt exits before its third report, or before its final
+    report if `at_end`. The second attempt continues from the first one's checkpoint. `kept`: the number of reports before the
+    checkpoint. `train`: the function that runs an attempt.
     """
     attempts = [Path(folder, "attempts", name, "0") for name in ("01", "02")]
     for attempt in attempts:
@@ -476,7 +482,7 @@ def reports_in(folder):
 
 @contextlib.contextmanager
 def torch_coordinator():
-    """Variables of two processes as torchrun sets them; the first process listens."""
+    """The environment variables that torchrun sets for two processes. The first process listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -496,7 +502,7 @@ def write_rank(framework, folder, **kwargs):
 
 
 def run_on_two_ranks(framework, folder, **kwargs):
-    """As `run_as_trial`, in two processes of one training: the results of both."""
+    """Like `run_as_trial`, but one training runs in two processes. Return the results of both."""
     with getattr(framework, "coordinator", torch_coordinator)() as variables:
         children = []
         for rank in "0", "1":
@@ -515,7 +521,7 @@ def run_on_two_ranks(framework, folder, **kwargs):
 
 
 def run_launched(name, folder, **kwargs):
-    """As `run_on_two_ranks`, but the framework starts the second process, with the command of the first one."""
+    """Like `run_on_two_ranks`, but the framework starts the second process with the command line of the first one."""
     command = [sys.executable, __file__, name, folder, json.dumps(kwargs)]
     subprocess.run(command, check=True, env={**os.environ, "DEVICES": "2"}, stdout=subprocess.DEVNULL)
     return {"saved": len(list(Path(folder, "checkpoints").glob("*.json"))), **results_of_ranks(folder)}

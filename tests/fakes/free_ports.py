@@ -16,7 +16,10 @@ _LOWEST_PORT = 12000
 
 
 def _own_ports() -> Iterator[int]:
-    """The first ports of pairs that no other process of this test run uses, starting at a random one."""
+    """The first ports of port pairs, in a cycle that starts at a random pair.
+
+    No other process of this test run uses these pairs.
+    """
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     first_given = int(_GIVEN_PORTS.read_text().split()[0])

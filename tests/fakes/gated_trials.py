@@ -23,7 +23,9 @@ nni.report_final_result(x)
 
 
 def gated(variable: str) -> str:
-    """The training code, without its folder; `variable` names the machine in a trial's environment."""
+    """The training code, with a placeholder for its folder. `variable` is the environment variable that contains the name of the
+    machine.
+    """
     return _TRAIN.replace("WHERE", variable)
 
 
@@ -51,7 +53,7 @@ class GatedExperiment:
         return [trial["status"] for trial in self.trials()]
 
     def problem(self) -> str:
-        """What the page shows above all."""
+        """The most urgent problem of the experiment, from its summary."""
         return self.experiment.summary()["problem"]
 
     def has_ended(self, *statuses: str) -> None:

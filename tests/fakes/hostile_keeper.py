@@ -41,7 +41,7 @@ def words(*messages: KeeperMessage) -> bytes:
 
 
 class HostileKeeper:
-    """A client with the token of one job that sends anything. Its task is one that the job does not have."""
+    """A client that has the token of one job and can send any bytes. It claims to be a task that the job does not have."""
 
     def __init__(self, experiment: RealExperiment, job_id: str, task: str = "hostile-0") -> None:
         self.address = f"127.0.0.1:{experiment.port + 1}"

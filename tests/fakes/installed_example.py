@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "platform"
 
 @cache
 def installed_example():
-    """The folder with the package and its metadata, for the path of modules. Built once per process of tests."""
+    """The folder with the installed package and its metadata, for sys.path. It is built once per test process."""
     folder = Path(tempfile.mkdtemp(prefix="platform-"))
     # A copy is built, because setuptools would create a folder build/ in the checkout.
     shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""Bundles of the keeper whose archives hold a script that says which one runs."""
+"""Keeper bundles for tests. Instead of a keeper, each archive contains a script that prints the name of the archive."""
 
 import hashlib
 import io

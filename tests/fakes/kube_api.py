@@ -42,7 +42,10 @@ _REVIEWS = ("authorization.k8s.io", "selfsubjectaccessreviews")
 
 
 class KubeApi:
-    """The server. `asked` contains its calls, as (verb, plural); `denied` contains what TOKEN may not do."""
+    """The server.
+
+    `asked` contains the received calls, as (verb, plural). `denied` contains the calls that TOKEN does not permit.
+    """
 
     def __init__(self, folder):
         self.store = Store()
@@ -109,10 +112,10 @@ class KubeApi:
     # ---- for tests
 
     def misbehave(self, how, times=1, *, at=("", ""), retry_after=None):
-        """The next `times` calls (of this verb and plural, if given) get `how`: a status, "drop", "conflict"
-        or "hang".
+        """Make the next `times` calls fail as `how` says: with a status, or by "drop", "conflict" or "hang".
 
-        A status may have a reason and a message. A hanging call continues when `is_hung` is set.
+        `at` restricts the fault to calls of this verb and plural. A status may have a reason and a message. A hanging call
+        continues when `is_hung` is set.
         """
         self._faults.setdefault(at, deque()).extend([(how, retry_after)] * times)
 
@@ -145,7 +148,9 @@ class KubeApi:
         return token in self.tokens and (verb, plural) not in self.denied and ("*", plural) not in self.denied
 
     def watch(self, kind, query, epoch):
-        """The events of one watch; None means that nothing is sent at the moment. `epoch`: that of the request."""
+        """The events of one watch; None means that there is nothing to send at the moment. `epoch`: the watch epoch when the
+        request arrived.
+        """
         labels, fields = query.get("labelSelector", ""), query.get("fieldSelector", "")
         namespace, since = query["namespace"], query.get("resourceVersion", "")
         ends_at_s = time.monotonic() + float(query.get("timeoutSeconds", 1800))

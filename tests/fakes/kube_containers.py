@@ -1,7 +1,7 @@
-"""Pods as real containers: the fake node passes their specifications to `podman play kube`.
+"""Pods as real containers.
 
-Values that a kubelet would fill in are filled in before: variables from secrets and fields, and the folders
-of volumes. All containers share the network of this machine.
+The fake node passes pod specifications to `podman play kube`. Before that, it fills in the values that a kubelet would fill in:
+variables from secrets and fields, and the folders of volumes. All containers share the network of this machine.
 """
 
 import json
@@ -17,9 +17,11 @@ _OF_EACH_CONTAINER = ("runAsUser", "runAsGroup", "runAsNonRoot")
 
 
 class ContainerPod(Pod):
-    """A pod that podman runs. `Kubelet` creates it from (node, pod); see functools.partial.
+    """A pod that podman runs.
 
-    `accounts`: for the name of a service account, the folder with its login, and the variables with the API server's address.
+    `Kubelet` calls the class with (node, pod); use functools.partial for the other arguments. `accounts` maps the name of a
+    service account to a folder and to variables. The folder contains the account's login, and the variables the address of the
+    API server.
     """
 
     def __init__(self, podman, node, pod, *, accounts=None):
@@ -55,7 +57,9 @@ class ContainerPod(Pod):
 
 
 def specification(name, plans, spec=None):
-    """A pod specification for podman without references. JSON is YAML. `spec`: that of the pod, which concerns all containers."""
+    """A pod specification for podman in which all references are resolved. JSON is valid YAML. `spec` is the specification of the
+    pod; its security context applies to all containers.
+    """
     spec = spec or {}
     user = {key: value for key, value in spec.get("securityContext", {}).items() if key in _OF_EACH_CONTAINER}
     containers, volumes = [], {}

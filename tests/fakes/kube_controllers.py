@@ -92,8 +92,8 @@ class Controllers:
             store.change(kind, meta.get("namespace", ""), meta["name"], _without_foreground)
 
     def _completes_first(self, kind, found):
-        """True while FrameworkController completes a Framework that is being deleted: the real one is faster than the
-        garbage collection.
+        """True while FrameworkController still has to complete a Framework that is being deleted. The real FrameworkController is
+        faster than the garbage collector.
         """
         return (
             kind == FRAMEWORKS
@@ -123,7 +123,9 @@ class Controllers:
     # ---- affected objects
 
     def _concerned(self, entry):
-        """Objects with a controller that have changed, or that own a changed object, also indirectly."""
+        """Yield the objects to check after a change: the changed object and its direct and indirect owners, if they have a
+        controller.
+        """
         store, kind, found = self._store, entry.kind, entry.after
         if (kind.group, kind.plural) == (LOCAL_QUEUES.group, LOCAL_QUEUES.plural):
             yield from queued(store, found)
@@ -147,7 +149,7 @@ class Controllers:
             return
 
     def _held_up(self, entry):
-        """Objects whose pods a quota may have prevented, if there may be capacity again."""
+        """Objects whose pods may be missing because of a quota, if this change may have freed capacity."""
         is_room = entry.kind == PODS and (entry.type == "DELETED" or entry.after["status"]["phase"] in _OVER)
         if entry.kind == QUOTAS or (is_room and self._store.count(QUOTAS)):
             for kind in list(self._store.kinds.values()):
@@ -230,7 +232,9 @@ def framework_step(store, _, framework):
 
 
 def _config_map_is_deleted(store, meta, attempt):
-    """How FrameworkController describes a deletion of its config map that it has not requested; empty if there is none."""
+    """FrameworkController's description of a deletion of its config map by another client; empty if the config map is not
+    deleted.
+    """
     found = store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"])
     if found is None or found["metadata"]["uid"] != attempt["configMapUID"]:
         return "was deleted"
@@ -405,7 +409,7 @@ def _go_on_with_tasks(store, framework):
 
 
 def _go_on_with_task(store, task, pod):
-    """True if the task has completed with this step."""
+    """Make the next step of a task. Return True if the task is completed by this step."""
     told, state = task["attemptStatus"], task["state"]
     if state == "AttemptCompleted":
         task["state"] = "Completed"
@@ -452,7 +456,7 @@ def _pod_deleted(how):
 
 
 def _decide(framework, role, task):
-    """True if this task's end is that of the attempt, or if no other tasks remain."""
+    """Complete the attempt of the Framework if the end of this task fulfils the completion policy, or if no tasks remain."""
     tasks = list(_tasks(framework))
     if _reaches_policy(framework, role, task) or any(each["state"] != "Completed" for _, _, each in tasks):
         return

@@ -44,10 +44,10 @@ class Waiting(Exception):
 
 
 class Kubelet:
-    """`exports`: an NFS export ("server:/path"), a claim's name, or account, share and key of Azure; each
-    with a folder.
+    """`exports` maps sources of volumes to folders.
 
-    `runs`: how a pod is run, as Pod or a subclass.
+    A source is an NFS export ("server:/path"), the name of a claim, or a tuple of Azure account, share and key. `runs` creates a
+    pod: the class Pod or one of its subclasses.
     """
 
     def __init__(self, store, folder, exports, runs=None):
@@ -129,7 +129,9 @@ class Kubelet:
         self._of(meta["namespace"], meta["name"]).stop(pod["spec"]["terminationGracePeriodSeconds"])
 
     def announce_preemption(self, pod):
-        """Report that a pod will be ended for one of higher priority: the condition, and the event of older schedulers."""
+        """Report that a pod will be ended to make room for a pod of higher priority. The report is a condition, and an event as
+        in older schedulers.
+        """
         meta = pod["metadata"]
         tell(
             self._store, pod, "Preempted", "Preempted by pod 1f on node node-1", "default-scheduler", "Normal"
@@ -142,10 +144,10 @@ class Kubelet:
         )
 
     def lose(self):
-        """The node is unreachable. Its processes are gone, and the control plane reports the state of its
-        pods.
+        """Make the node unreachable.
 
-        Source: Kubernetes' node lifecycle controller; its five minutes of tolerance are over at once.
+        Its processes are killed, and the control plane reports the state of its pods. Source: Kubernetes' node lifecycle
+        controller, but without its tolerance of five minutes.
         """
         with self._store.changed:
             self.is_lost = True
@@ -278,7 +280,9 @@ class Kubelet:
         tell(self._store, pod, reason, message)
 
     def is_there(self, image):
-        """False for a missing image, and for a registry in the domain .invalid, which never exists (RFC 2606)."""
+        """True if the image can be pulled. False for an image in `missing_images`, or from a registry in the domain .invalid,
+        which never exists (RFC 2606).
+        """
         return image not in self.missing_images and not image.partition("/")[0].endswith(".invalid")
 
     # ---- inputs of containers
@@ -307,7 +311,7 @@ class Kubelet:
         return found
 
     def _azure_share(self, namespace, name, volume):
-        """The folder in `exports` for the account, the share and the key of a secret."""
+        """The folder that `exports` contains for an Azure share, and for the account and the key in the volume's secret."""
         failed = f'MountVolume.SetUp failed for volume "{name}" : '
         secret = self._store.find(SECRETS, namespace, volume["secretName"])
         if secret is None:
@@ -582,7 +586,7 @@ class StillPod(Pod):
 
 
 class Still:
-    """Does nothing until it receives a signal or is ended successfully (0)."""
+    """A simulated process that does nothing. It ends when it receives a signal, or when a test ends it with exit code 0."""
 
     def __init__(self):
         self._has_ended = threading.Event()

@@ -51,7 +51,7 @@ def phases(pods):
 
 
 def condition(conditions, type_, status, reason, message):
-    """The conditions with this one; an unchanged condition is kept as it is."""
+    """Add a condition or replace the one of its type. If nothing has changed, the old condition is kept with its times."""
     old = next((each for each in conditions if each["type"] == type_), None)
     new = {"type": type_, "status": status, "reason": reason, "message": message}
     if old is not None and {key: old[key] for key in new} == new:
@@ -143,7 +143,7 @@ def _clean_pods(store, job):
 
 
 def _make_pods(store, kind, job, prefix, specs):
-    """Create missing pods and delete those to be restarted; return the types of the restarted ones."""
+    """Create missing pods, and delete the pods that must be restarted. Return the replica types of the restarted pods."""
     meta, restarted = job["metadata"], set()
     there = {pod["metadata"]["name"]: pod for pod in pods_of(store, job)}
     for type_, spec in specs.items():

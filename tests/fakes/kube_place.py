@@ -86,7 +86,9 @@ def named_cluster(environ):
 
 @contextlib.contextmanager
 def our_cluster(folder, runs=None):
-    """The fake cluster with everything that experiments need. `runs`: see Kubelet. No manager in the folder is left behind."""
+    """The fake cluster with everything that experiments need. `runs`: see Kubelet. At the end, the managers that still run are
+    ended.
+    """
     for name in ("node", "storage"):
         (folder / name).mkdir()
     with KubeCluster(folder / "node", {CLAIM: folder / "storage"}, runs) as cluster:
@@ -106,7 +108,7 @@ def our_cluster(folder, runs=None):
 
 @contextlib.contextmanager
 def surroundings(folder):
-    """The named cluster, or the fake one. No manager of an experiment in the folder is left behind."""
+    """The cluster of TEST_KUBECONFIG, or the fake cluster if it is not set. At the end, the managers that still run are ended."""
     if not os.environ.get("TEST_KUBECONFIG"):
         with our_cluster(folder) as around:
             yield around
@@ -118,7 +120,7 @@ def surroundings(folder):
 
 
 def end_managers(experiments):
-    """End the managers that still run, of experiments that have not ended, or that a test has left."""
+    """End the managers that still run, because their experiment has not ended or because a failed test has left them."""
     for path in experiments.iterdir() if experiments.is_dir() else ():
         if (manager := ExperimentFolder(path).running_process()) is not None:
             process = psutil.Process(manager.pid)
@@ -131,7 +133,7 @@ def end_managers(experiments):
 
 
 def reacts(cluster, resource, namespace):
-    """True if a controller writes the status of a job that starts no pods. The job is deleted again."""
+    """Create a job that starts no pods, and delete it again. True if a controller writes the status of the job."""
 
     def replica(container):
         spec = {"containers": [_PAUSE | {"name": container}]}
@@ -231,7 +233,7 @@ class Place:
         return self.completed(self.start(*arguments))
 
     def completed(self, process):
-        """The end of a started nnictl."""
+        """Wait until a started nnictl exits; return the completed process."""
         try:
             out, err = process.communicate(timeout=scaled_s(240))
         except subprocess.TimeoutExpired:
@@ -265,7 +267,7 @@ class Place:
 
 
 def worker_role(command, image=None):
-    """A FrameworkController role of one task, as in experiment files; the trial ends with it."""
+    """A FrameworkController role of one task, in the format of experiment files. The trial ends when this task ends."""
     role = {
         "name": "worker",
         "taskNum": 1,

@@ -1,7 +1,8 @@
-"""The fake cluster as a separate process: `python kube_server.py FOLDER`, until its standard input ends.
+"""The fake cluster as a separate process: `python kube_server.py FOLDER`.
 
-It prints `ready` once FOLDER/kubeconfig and FOLDER/storage, the volume of its claim `nni`, exist; at its end
-it prints the number of calls by kind as JSON. With `--without-controllers`, nothing reacts to jobs.
+It ends when its standard input ends. It prints `ready` when FOLDER/kubeconfig and FOLDER/storage exist. FOLDER/storage is the
+volume of the claim `nni`. At its end, it prints the number of calls by kind as JSON. With `--without-controllers`, no controller
+processes jobs.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""Jobs of one experiment on the fake cluster, scripts as their keepers, and the services of successive
-managers.
-"""
+"""Jobs of one experiment on the fake cluster. Scripts replace their keepers, and each manager has its own Kubernetes service."""
 
 import asyncio
 import contextlib
@@ -33,7 +31,10 @@ def operator_of(kubernetes):
 
 
 class KubeSite:
-    """The site. Tests may change `config` and `share` before a manager starts."""
+    """The cluster, the folder and the job ends of one experiment.
+
+    Tests may change `config` and `share` before a manager starts.
+    """
 
     def __init__(self, folder, cluster):
         self.cluster, self.folder = cluster, folder
@@ -47,13 +48,13 @@ class KubeSite:
         self.runs("exec sleep 100")
 
     def runs(self, script):
-        """The script that a container runs instead of its keeper."""
+        """Set the script that a container runs instead of its keeper."""
         (self.folder / "EXPT").mkdir(exist_ok=True)
         (self.folder / "EXPT" / "run.sh").write_text(script)
 
     @contextlib.asynccontextmanager
     async def manager(self):
-        """A manager's service, which is closed with the block."""
+        """The Kubernetes service of a manager. It is closed at the end of the block."""
         kubernetes = Kubernetes(self.folder / "kubeconfig", QUICK)
         workspace = Workspace(self.folder / "EXPT")
         operator = operator_of(self.config)

@@ -88,7 +88,9 @@ BUILT_IN = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One change: `before` is None for a new object; `after` is always its last version."""
+    """One change of an object. `before` is None for a new object. `after` is the object after the change; for a deletion, its
+    last version.
+    """
 
     version: int
     kind: Kind
@@ -278,7 +280,7 @@ class Store:
             return self.replace(kind, namespace, name, found, part)
 
     def delete(self, kind, namespace, name, options=None):
-        """Return the object as it is then, and whether it is deleted."""
+        """Delete an object, or mark it as being deleted. Return its resulting version, and whether it is gone."""
         options = options or {}
         with self.changed:
             found = copy.deepcopy(self._get(kind, namespace, name))
@@ -320,7 +322,7 @@ class Store:
             return self._remove(kind, copy.deepcopy(self._get(kind, namespace, name)))
 
     def forget_history(self):
-        """Like a compaction: no earlier version can be watched."""
+        """Forget all earlier versions, like a compaction. Later watches from an earlier version are refused as expired."""
         with self.changed:
             self.version += 1
             self.oldest = self.version

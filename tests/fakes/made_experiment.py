@@ -135,7 +135,7 @@ class ServedView:
         return f"{self.origin}/enter#{self.session_auth.new_login_code()}"
 
     def ask(self, verb: str, path: str, **options: Any) -> requests.Response:
-        """The response of the HTTP API to the experiment's owner."""
+        """Send a request to the HTTP API with the owner's token; return the response."""
         with session_with(self.process) as session:
             url = f"{self.origin}/api/v1/nni{path}"
             return session.request(verb, url, **{"timeout": 30, **options})
@@ -175,7 +175,7 @@ def events_of(response: requests.Response) -> Iterator[dict[str, Any]]:
 
 
 class Played:
-    """A scripted experiment: the interface of an engine towards the HTTP API, without an engine."""
+    """A scripted experiment. It provides the engine's interface for the HTTP API without running an engine."""
 
     def __init__(self, folder: ExperimentFolder) -> None:
         """`folder`: the folder of an experiment without trials."""

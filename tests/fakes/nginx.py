@@ -47,10 +47,11 @@ def nginx(
     backend: TlsFiles | None = None,
     encrypts_backend: bool = False,
 ) -> Iterator[int]:
-    """nginx in front of a port of this machine, with its default headers and these settings; yields its port.
+    """Run nginx as a reverse proxy for a port of this machine, with nginx's default headers and the given settings.
 
-    `front`: it serves HTTPS with this certificate. `backend`: the port does, and nginx accepts only this certificate;
-    `encrypts_backend`: or any. Its workers run as `user`. Skips without nginx, and if this user is not root.
+    Yields nginx's port. `front`: the certificate with which nginx serves HTTPS. `backend`: the certificate of the server behind
+    nginx, which then uses HTTPS; nginx accepts no other certificate. `encrypts_backend`: the server uses HTTPS, and nginx accepts
+    any certificate. nginx's workers run as `user`. Skips the test if nginx is not installed, or if the test does not run as root.
     """
     if shutil.which("nginx") is None:
         pytest.skip("nginx is not installed (Debian: nginx-light)")

@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def output_of(program: Path, package: str, document: Any, **options: Any) -> Any:
-    """The JSON that a program prints for a document at its standard input. `options`: those of `json.loads`.
+    """Run a program with a document as JSON on stdin; return the JSON document that it prints.
 
-    Skips the test without Node.js, or without the package that the program uses.
+    `options`: arguments of `json.loads`. Skips the test without Node.js, or without the package that the program uses.
     """
     node = shutil.which("node")
     if node is None or not (ROOT / "node_modules" / package).is_dir():

@@ -36,7 +36,7 @@ def an_openpai_here(folder, **settings):
 
 
 def refused(answer, status, code):
-    """The message of a refusal with this status and code."""
+    """Check that a response is a refusal with this status and code; return its message."""
     document = answer.json()
     assert (answer.status_code, document["code"]) == (status, code), answer.text
     assert document.keys() == {"code", "message"}
@@ -45,7 +45,7 @@ def refused(answer, status, code):
 
 @functools.cache
 def _users():
-    """Created once, because hashing a password is slow by design."""
+    """The users. They are created once per process, because hashing a password is slow by design."""
     return [new_user(name, password, is_admin=name == "ada") for name, password in PASSWORDS.items()]
 
 
@@ -104,7 +104,9 @@ class OpenPaiHere:
         wait_until(lambda: not ada.get(JOBS, params=states).json(), "all jobs have ended")
 
     def experiment_keys(self, *, reuse=False):
-        """Keys of an experiment file: ada's jobs run train.py here, with the workspace on storage `team` at its own path."""
+        """Keys of an experiment file for this OpenPAI. ada's jobs run train.py. The workspace is on storage `team`, under the
+        same path in jobs as on this machine.
+        """
         (storage,) = (each.path for each in self.cluster.settings.storages if each.name == "team")
         shared = {"nniManagerNFSMountPath": str(storage), "containerNFSMountPath": str(storage)}
         trial = {
@@ -120,8 +122,8 @@ class OpenPaiHere:
         }
 
     def client(self, user="ada", application=True, token=None):
-        """A session of this user with a new token of this kind, or with the given token; without a login
-        if both are None.
+        """A session of this user with a new token, or with the given token. `application` selects the kind of the new token. If
+        user and token are None, the session has no login.
         """
         if token is None and user is not None:
             token = self.accounts.issue(user, self.now_s, None if application else 3600)

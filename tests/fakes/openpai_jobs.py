@@ -27,7 +27,10 @@ WORKER = ("taskRoles", "worker")
 
 
 def a_job(*changes, **top):
-    """JOB with each change, a path and its new value (REMOVED: no value), and with these top-level keys."""
+    """JOB with the given changes and top-level keys.
+
+    Each change is a path and its new value; the value REMOVED deletes the path.
+    """
     job = copy.deepcopy(JOB)
     for *path, last, value in [*((*path, value) for path, value in changes), *top.items()]:
         place = job
@@ -43,7 +46,7 @@ def a_job(*changes, **top):
 
 
 def text_of(job):
-    """The job as text: JSON, which OpenPAI reads as YAML."""
+    """The job as JSON text. OpenPAI accepts it, because JSON is valid YAML."""
     return job if isinstance(job, str) else json.dumps(job, indent=2)
 
 

@@ -56,7 +56,7 @@ paiConfig:
 
 
 def run_nnictl(place, *arguments, replace=()):
-    """Run nnictl and wait for its end, as a user with a umask that denies others."""
+    """Run nnictl and wait until it exits. The umask of nnictl denies access for other users."""
     config = place / "config.yml"
     for old, new in dict(replace).items():
         assert old in config.read_text()

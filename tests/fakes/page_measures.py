@@ -63,7 +63,7 @@ def some_trial(number: int, now_s: float) -> Trial:
 
 @dataclass(frozen=True)
 class Opened:
-    """Times are from the click, `after_load_ms` from the load event."""
+    """The times of one page load. `after_load_ms` starts at the load event, the other times start with the navigation."""
 
     usable_ms: float
     after_load_ms: float
@@ -87,7 +87,9 @@ def chart_is_drawn(person: Visit) -> None:
 
 
 def scroll_steps_ms(person: Visit, steps: int) -> list[float]:
-    """Times from a scroll step in the table to its painted rows: by turns a screen further, and to a random place."""
+    """Times from a scroll step in the table until its rows are painted. The steps alternate between one screen further and a
+    random position.
+    """
     rng = random.Random(steps)
     shares = [-1 if number % 2 else rng.random() for number in range(steps)]
     taken: list[float] = json.loads(person.evaluate(_SCROLL.replace("SHARES", json.dumps(shares))))

@@ -1,4 +1,4 @@
-"""An SSH server of asyncssh that takes a password, on a thread: sshd checks those of the system's users only."""
+"""An asyncssh server with password login, in a thread. sshd is not used, because it checks only the passwords of system users."""
 
 import asyncio
 import contextlib

@@ -66,7 +66,9 @@ POLL_S = 0.05
 
 
 class Platform:
-    """One training service with its cluster. Jobs run run.sh of experiment EXPT below `storage`; `ends` are their ends."""
+    """One training service with its cluster. Jobs run the run.sh of experiment EXPT below `storage`. `ends` contains the reported
+    job ends.
+    """
 
     settings_arrived = '[ "$TRIAL_KEEPER_TOKEN" = c0ffee ]'
     """A test, in bash, that a job's settings have arrived."""
@@ -102,7 +104,9 @@ class Platform:
         return Workspace(self.storage / "EXPT")
 
     def runs(self, script):
-        """Every job runs this script instead of its keeper, after it has created the file `JOB.started`."""
+        """Let every job run this script instead of a keeper. STARTED in the script stands for a command that creates the file
+        `JOB.started`.
+        """
         self.workspace.root.mkdir(exist_ok=True)
         started = 'touch "$TRIAL_KEEPER_WORKSPACE/$TRIAL_KEEPER_JOB_ID.started"'
         self.workspace.run_sh.write_text(f"{script}\n".replace("STARTED", started))
@@ -117,7 +121,7 @@ class Platform:
 
     @contextlib.asynccontextmanager
     async def manager(self):
-        """A manager's service, which is closed with the block."""
+        """The training service of a manager. It is closed at the end of the block."""
         service = self.service(self.ends.append)
         try:
             yield service
@@ -178,7 +182,9 @@ class Platform:
         self._lacks("preemption")
 
     def needs_a_server_that_stops(self):
-        """Skip a test before it starts processes, which would outlive it."""
+        """Skip a test whose platform cannot stop the server. The skip comes before the test starts processes, which would outlive
+        the test.
+        """
         if type(self).stop_server is Platform.stop_server:
             self.stop_server()
 
@@ -189,7 +195,7 @@ class Platform:
         raise NotImplementedError
 
     def answer_submissions(self, how, times=1, resource=None):
-        """The next `times` submissions, by default of jobs, get this answer."""
+        """Let the server answer the next `times` submissions with `how`. By default, these are submissions of jobs."""
         self._lacks("there is no fake server")
 
     def answer_submissions_well(self):
@@ -200,13 +206,14 @@ class Platform:
         raise NotImplementedError
 
     async def create_job_of_others(self):
-        """Create another user's job with the name of trial1's; return a function that checks that it is
-        unchanged.
+        """Create another user's job with the name of the job of trial1.
+
+        Return a function that checks that this job is unchanged.
         """
         self._lacks("only the experiment names its jobs")
 
     def have_no_room(self, monkeypatch):
-        """Make new jobs wait; return words of the reason."""
+        """Make new jobs wait; return a part of the expected pending reason."""
         self._lacks("a job starts when it is submitted")
 
     def have_room(self):
@@ -222,7 +229,9 @@ class Platform:
         raise NotImplementedError
 
     def factory(self, experiment):
-        """Makes the service of an experiment, for the callback with the ends of jobs."""
+        """Return a function that makes the service of an experiment. The function takes a callback that receives the ends of
+        jobs.
+        """
         return platform_of(experiment.config).make_service(experiment.folder)
 
     def close(self):
@@ -274,7 +283,7 @@ class Local(Platform):
 
 
 class InstalledPlatform(Local):
-    """The platform of an installed package: the example for those who write their own."""
+    """The platform of an installed package. The package is the example for authors of platforms."""
 
     def __init__(self, name, folder, monkeypatch):
         monkeypatch.syspath_prepend(installed_example())
@@ -661,7 +670,7 @@ class OnKubernetes(Platform):
         self._open.close()
 
 
-# Counts its calls, and refuses the next ones with the lines of a file.
+# This sbatch counts its calls. While the file `refusals` has lines, it refuses a call with the next line as the error.
 _SBATCH = """\
 #!/bin/bash
 cd {folder}
@@ -726,7 +735,7 @@ class OnSlurm(Platform):
     def answer_submissions(self, how, times=1, resource=None):
         busy = "Unable to contact slurm controller (connect failure)"
         line = how[2] if isinstance(how, tuple) else busy
-        # A submission calls sbatch once: Slurm's commands themselves repeat a call.
+        # The manager calls sbatch once per submission, because Slurm's commands retry by themselves.
         count = 1 if times == QUICK.tries else times
         with (self._sbatch / "refusals").open("a") as refusals:
             refusals.write(f"{line}\n" * count)
@@ -767,7 +776,7 @@ class OnSlurm(Platform):
 
 
 class OnSlurmOverSsh(OnSlurm):
-    """The same cluster, whose commands only a login node with a real sshd has."""
+    """The same cluster, but only a login node with a real sshd has Slurm's commands."""
 
     def __init__(self, name, folder, monkeypatch):
         outside = os.environ["PATH"]

@@ -17,7 +17,7 @@ MODULES = (
 
 
 def public_names(module):
-    """The names that do not start with _ and are no modules, of other packages neither."""
+    """The names that do not start with _. Modules and names from other packages are excluded."""
     imported = importlib.import_module(module)
     found = []
     for name in dir(imported):

@@ -1,9 +1,8 @@
-"""Real containers in a store of the tests' own; the user's podman settings, images and containers are not
-touched.
+"""Real containers in a podman store that only the tests use.
 
-Nothing here is a fake; many tests share it. The store lies in the virtual environment and keeps the base
-image and the newest images of the project; a container is removed with its test. As a program, it builds the
-images that are missing, before a test needs them.
+The user's podman settings, images and containers are not touched. The store lies in the virtual environment, and keeps the base
+image and the newest images of the project. A container is removed at the end of its test. As a program, this module builds
+missing images before a test needs them.
 """
 
 import fcntl
@@ -209,7 +208,7 @@ class Podman:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Concurrent test runs build an image only once."""
+        """Lock the store, so that concurrent test runs build an image only once."""
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

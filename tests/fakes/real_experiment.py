@@ -1,6 +1,6 @@
-"""A whole experiment as a user has it: a folder with code and config, a manager process, keeper processes.
+"""A whole experiment, as a user would run it: a folder with code and configuration, a manager process, and keeper processes.
 
-Nothing here is a fake; many tests share it.
+The code, the manager and the keepers are real. Many tests share this module.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def wait_until(
 
 
 async def until(is_true: Callable[[], Any], what: str, within_s: float = DEADLINE_S) -> None:
-    """Like `wait_until`, on the loop of an engine."""
+    """Like `wait_until`, for coroutines that share an event loop with an engine."""
     deadline_s = time.monotonic() + within_s
     while not is_true():
         assert time.monotonic() < deadline_s, f"after {within_s:g} s still not: {what}"
@@ -195,7 +195,7 @@ class RealExperiment:
         return response.json()
 
     def ask(self, verb: str, path: str, **options: Any) -> requests.Response:
-        """The HTTP API's response to the experiment's owner; `options` are those of requests."""
+        """Send a request to the HTTP API with the owner's token; return the response. `options` are arguments of requests."""
         process = self.folder.process()
         assert process is not None
         with session_with(process) as session:
@@ -238,12 +238,12 @@ class RealExperiment:
             return reader.experiment().state.value
 
     def rows(self, trial_id: str) -> list[MetricRow]:
-        """The records of a trial that count."""
+        """The metric records from the attempts that determine the trial's result."""
         with StoreReader(self.folder.database) as reader:
             return metrics_of(reader, trial_id)
 
     def row_count(self) -> int:
-        """The number of records that count, of all trials."""
+        """The number of metric records of all trials, from the attempts that determine the results."""
         with StoreReader(self.folder.database) as reader:
             return len(reader.metrics())
 

@@ -1,4 +1,6 @@
-"""The real package `nni` in an environment of its own, with only those of its dependencies that trials and clients import."""
+"""The real package `nni` in a separate virtual environment. Only the dependencies that trials and clients import are installed
+with it.
+"""
 
 import fcntl
 import shutil
@@ -21,9 +23,9 @@ _REQUIREMENTS = {
 
 
 def python_with_nni(version: str, python: str = sys.executable) -> Path:
-    """The Python of the environment; installed once per virtual environment of the tests. Skips if it cannot be installed.
+    """The Python of the environment, which is created once per virtual environment of the tests.
 
-    `python`: the interpreter.
+    `python`: the interpreter to use. Skips the test if nni cannot be installed.
     """
     folder = Path(sys.prefix) / "peers" / f"nni-{version}"
     installed = folder / "bin" / "python"

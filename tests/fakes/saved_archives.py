@@ -29,7 +29,9 @@ SECRET = b"the secret of keepers"
 
 
 def unpack(archive, folder):
-    """Extract an archive of the tests' own, with the filter of Pythons that have one: some demand it, older ones lack it."""
+    """Extract an archive that the tests have made. The extraction filter is set if this Python has one: some versions of Python
+    demand it, and older ones lack it.
+    """
     with tarfile.open(archive) as file:
         file.extraction_filter = getattr(tarfile, "data_filter", None)
         file.extractall(folder)  # noqa: S202 - we have made the archive
@@ -88,7 +90,9 @@ def save_an_experiment(here, *options, metadata=None, state=ExperimentState.DONE
 
 
 def repacked(path, change=None, add=()):
-    """The archive with its database changed by a function of a connection, and with added members."""
+    """A copy of the archive with added members. `change` is a function of a database connection that modifies the archive's
+    database.
+    """
     new = path.with_name("y.tar.gz")
     with tarfile.open(path) as old, tarfile.open(new, "w:gz") as packed:
         for member in old:

@@ -58,7 +58,7 @@ class ServedHub:
         return f"{self.origin}{below}/enter#{self.session_auth.new_login_code()}"
 
     def ask(self, verb: str, path: str, **options: Any) -> requests.Response:
-        """The response to the owner's program."""
+        """Send a request with the owner's token; return the response."""
         with session_with(self.process) as session:
             url = self.origin + path
             return session.request(verb, url, **{"timeout": 60, "allow_redirects": False, **options})

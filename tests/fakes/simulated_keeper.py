@@ -1,4 +1,4 @@
-"""A keeper's core that receives events as from its loop, with a clock of its own."""
+"""A keeper's core with a simulated clock. Tests send it the events that the keeper's loop would send."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,9 +51,10 @@ STARTED_AT_S, ENDED_AT_S = 1000.0, 2000.0
 
 
 class SimulatedKeeper:
-    """A keeper and its clock. `at` passes an event and returns the effects, without log lines.
+    """A keeper's core and its clock.
 
-    It also answers each measurement of the metrics file, and each stop notice.
+    `at` sends an event and returns the effects, without log lines. `at` also simulates the answer to each measurement of the
+    metrics file and to each stop notice.
     """
 
     def __init__(self, settings: KeeperSettings = SETTINGS) -> None:
@@ -87,7 +88,7 @@ class SimulatedKeeper:
         return seen
 
     def running(self, *, linked: bool = True) -> "SimulatedKeeper":
-        """A keeper whose trial has started, and that has connected unless `linked` is false."""
+        """Start the trial of the keeper. The keeper also connects, unless `linked` is false."""
         self.at(0.0, TrialAssigned(KEY))
         self.at(0.0, TrialSpawned(KEY, STARTED_AT_S))
         if linked:

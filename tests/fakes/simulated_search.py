@@ -1,4 +1,6 @@
-"""Whole searches without a cluster: tuner, cluster and keepers are calls of a test, and a search takes milliseconds."""
+"""Whole searches without a cluster. The test itself makes the calls of the tuner, the cluster and the keepers, so a search takes
+milliseconds.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -195,7 +197,7 @@ def new_search(
     reports_preemption: bool = False,
     **limits: Any,
 ) -> SimulatedSearch:
-    """A search that has started, or with `is_ready=False` one whose manager has not."""
+    """A search whose manager is ready. With `is_ready=False`, the manager is not ready yet."""
     limits = {"max_trials": max_trials, "max_duration_s": max_duration_s, **limits}
     experiment = ExperimentCore(
         "exp", Limits(concurrency, **limits), objectives, reports_preemption=reports_preemption
@@ -267,7 +269,7 @@ class SimulatedReuse:
         self.handle(AttemptStarted(AttemptKey(trial_id, attempt_id(attempt), task), 10.0))
 
     def next_attempt(self, trial_id: str, task: str = "main-0") -> AttemptKey:
-        """The attempt of a task that runs, or that its keeper starts next."""
+        """The key of the task's running attempt. If none runs, the key of the attempt that its keeper starts next."""
         trial = self.trial(trial_id)
         known = sum(each.key.task == task for each in trial.registered.registered)
         described = trial.attempts.get(task)

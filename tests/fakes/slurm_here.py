@@ -95,7 +95,7 @@ class SlurmHere:
         wait_until(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"], "the nodes are idle")
 
     def start_controller(self, *options: str) -> None:
-        """Start slurmctld, with the state that it has saved; with `-c`, it has forgotten all jobs."""
+        """Start slurmctld with its saved state. With the option `-c`, slurmctld discards all jobs."""
         self._spawn("slurmctld", "-D", "-f", str(self.conf), *options)
         wait_until(lambda: "is UP" in self.ask("scontrol", "ping"), "slurmctld answers")
 
@@ -127,7 +127,7 @@ class SlurmHere:
         ).stdout
 
     def run(self, *command: str) -> str:
-        """What a command of Slurm prints, which must succeed."""
+        """The output of a Slurm command. Raises an error if the command fails."""
         return subprocess.run(
             command, env=self.environ, stdout=subprocess.PIPE, text=True, check=True
         ).stdout.strip()
@@ -138,7 +138,7 @@ class SlurmHere:
         return dict(line.split() for line in lines)
 
     def live(self) -> list[str]:
-        """The names of the jobs of experiments that have not ended."""
+        """The names of all jobs of experiments that are still in the queue."""
         lines = self.run("squeue", "-h", "-o", "%j").splitlines()
         return [name for name in lines if name.startswith("nni-")]
 

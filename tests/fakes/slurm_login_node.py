@@ -1,4 +1,4 @@
-"""A login node of a Slurm cluster: a real sshd on loopback, whose login shells alone have Slurm's configuration."""
+"""A login node of a Slurm cluster: a real sshd on loopback. Only the login shells of this sshd have Slurm's configuration."""
 
 import contextlib
 import shlex
@@ -9,7 +9,7 @@ from ssh_machines import SshMachine, ssh_machines_here
 
 
 class LoginNode:
-    """The node. `variables`: what a user has in the environment who may log in to it."""
+    """The node. `variables`: the environment variables of a user who can log in to the node."""
 
     def __init__(self, machine: SshMachine, known_hosts: Path, variables: dict[str, str]) -> None:
         self.machine, self.known_hosts, self.variables = machine, known_hosts, variables
@@ -19,7 +19,7 @@ class LoginNode:
 
 @contextlib.contextmanager
 def a_login_node(folder: Path, environ: Mapping[str, str]) -> Iterator[LoginNode]:
-    """A node that answers. `environ`: what its login shells have in the environment. Skips the test without an SSH server."""
+    """A running login node. `environ`: the environment variables of its login shells. Skips the test without an SSH server."""
     with ssh_machines_here(folder, "login") as site:
         (machine,) = site.machines.values()
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environ.items())

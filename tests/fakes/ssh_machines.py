@@ -58,7 +58,7 @@ class SshMachine:
         (self.folder / "sshd_config").write_text(text + self._conf)
 
     def set_path(self, path: str) -> None:
-        """Set the PATH of sessions, after the folder `bin` of the machine. Restarts sshd."""
+        """Set the PATH of sessions. The folder `bin` of the machine stays its first entry. Restarts sshd."""
         self.stop()
         self._write_conf(path)
         self.start()
@@ -70,7 +70,7 @@ class SshMachine:
         return f"[127.0.0.1]:{self.port} {kind} {key}\n"
 
     def set_gpus(self, count: int, *, in_use: int = 0) -> None:
-        """Let nvidia-smi show GPUs, and programs on the first `in_use` of them."""
+        """Let a fake nvidia-smi show `count` GPUs, and running programs on the first `in_use` of them."""
         gpus = "".join(f"{index}, GPU-{index}\n" for index in range(count))
         used = "".join(f"GPU-{index}\n" for index in range(in_use))
         (self.folder / "gpus").write_text(gpus)
@@ -95,12 +95,12 @@ class SshMachine:
         return b"Server listening" in (self.folder / "sshd.log").read_bytes()
 
     def cut(self) -> None:
-        """Kill the server's end of all connections. The programs that it has started are not killed."""
+        """Kill the sshd processes of all connections. The programs that they have started are not killed."""
         for pid in self._sessions():
             processes.kill(pid)
 
     def freeze(self) -> list[int]:
-        """Suspend the server's end of all connections, as if the network dropped all packets. Returns their processes."""
+        """Suspend the sshd processes of all connections, as if the network dropped all packets. Return their pids."""
         sessions = self._sessions()
         for pid in sessions:
             os.kill(pid, signal.SIGSTOP)
@@ -159,7 +159,7 @@ class SshSite:
         """What the user has in the environment."""
 
     def machine_list(self, **keys: object) -> list[dict[str, object]]:
-        """The machines for an experiment file. `keys`: further keys of each."""
+        """The value of `machineList` in an experiment file. `keys`: further keys of each machine."""
         return [{"host": "127.0.0.1", "port": each.port, **keys} for each in self.machines.values()]
 
     def processes(self) -> list[int]:
@@ -169,7 +169,7 @@ class SshSite:
 
 @contextlib.contextmanager
 def ssh_machines_here(folder: Path, *names: str, conf: str = "") -> Iterator[SshSite]:
-    """Machines that answer. Skips the test without an SSH server. `conf`: further lines of sshd_config."""
+    """Machines whose sshd is running. `conf`: further lines of sshd_config. Skips the test without an SSH server."""
     pytest.importorskip("asyncssh")
     if SSHD is None or shutil.which("ssh-keygen") is None:
         pytest.skip("needs sshd and ssh-keygen: apt-get install openssh-server")

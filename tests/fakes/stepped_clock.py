@@ -9,7 +9,9 @@ from deadlines import scaled_s
 
 
 class SteppedClock:
-    """Shows the real time until `set_by` is called. `environ` is for the processes that use this clock."""
+    """The clock shows the real time until `set_by` is called. `environ` contains the variables for the processes that use this
+    clock.
+    """
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("gcc")

@@ -32,7 +32,9 @@ trial: {command: "true", codeDir: .}
 
 @contextlib.contextmanager
 def experiments_in(home):
-    """A function that makes a stored experiment below this folder; one with a port has an owner until the end."""
+    """A function that makes a stored experiment below this folder. If it gets a port, the experiment appears to have a running
+    manager until the end of the block.
+    """
     (home / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     (home / "config.yml").write_text(CONFIG)
     config = read_experiment_file(home / "config.yml").to_json()
@@ -76,6 +78,6 @@ def finished(folder, *results):
 
 
 def a_process_of(folder):
-    """A process that looks like a trial process of this experiment."""
+    """Start a process that the manager regards as a trial process of this experiment."""
     attempt = folder.workspace.root / "trials/aB3dE/attempts/0/main-0"
     return subprocess.Popen(["sleep", "600"], env={"NNI_SYS_DIR": str(attempt), "PATH": os.environ["PATH"]})

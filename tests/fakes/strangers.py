@@ -1,4 +1,4 @@
-"""Another user of this machine: takes over a listener of a test, or connects to a server of it."""
+"""Simulates another user of this machine, who takes over a listener of a test or connects to a test's server."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ class _Pool(HTTPConnectionPool):
 
 
 def session_of_another_user() -> requests.Session:
-    """A session whose connections belong to another user, as far as the kernel reports."""
+    """A requests session. The kernel reports another user as the owner of its connections."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a socket to another user")
     session, adapter = requests.Session(), HTTPAdapter()
@@ -37,7 +37,7 @@ def session_of_another_user() -> requests.Session:
 
 
 def give_away(port: int, uid: int = NOBODY) -> None:
-    """Give this process's sockets that listen at a port to another user, as far as the kernel reports."""
+    """Change the owner of this process's sockets that listen at a port. The kernel then reports the other user as their owner."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a socket to another user")
     given = [descriptor for descriptor in map(int, os.listdir("/proc/self/fd")) if _listens(descriptor, port)]

@@ -1,7 +1,7 @@
-"""A real systemd as process 1 of namespaces of its own, over a copy-on-write view of this machine's files.
+"""A real systemd as process 1 of separate namespaces, over a copy-on-write view of this machine's files.
 
-It starts none of the machine's units, has no network but its own loopback, and changes nothing outside. Source: systemd 252 of
-Debian 12; its container interface for what a container must mount.
+It starts none of the machine's units, has no network except a separate loopback interface, and changes nothing outside the
+namespaces. Source: systemd 252 of Debian 12; its container interface for what a container must mount.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from real_experiment import wait_until
 INIT = Path("/lib/systemd/systemd")
 PROGRAMS = ("unshare", "nsenter", "ip", "useradd", "runuser", "pgrep", "curl")
 REPOSITORY = Path(__file__).parents[2]
-# $1 is the folder for the view. What ends up in it is in memory, and gone with the namespaces.
+# $1 is the folder for the view. Changes to files of the view are kept in memory, and disappear with the namespaces.
 _SETUP = r"""
 set -euo pipefail
 mount -t tmpfs tmpfs "$1"
@@ -86,7 +86,7 @@ class Systemd:
         return found[0] if found else None
 
     def ask(self, script: str) -> subprocess.CompletedProcess[str]:
-        """Run lines of bash as root beside systemd."""
+        """Run a bash script as root in the namespaces of systemd."""
         enter = [
             "nsenter",
             f"--target={self.pid}",
@@ -110,7 +110,7 @@ class Systemd:
         )
 
     def run(self, script: str) -> str:
-        """What lines of bash print, which must succeed."""
+        """Run a bash script like `ask`; return its stdout. A failing script fails the test."""
         done = self.ask(script)
         assert done.returncode == 0, f"{script}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -123,11 +123,11 @@ class Systemd:
 
 @contextlib.contextmanager
 def a_systemd(folder: Path) -> Iterator[Systemd]:
-    """A systemd on whose machine trial-keeper is installed in /opt/trial-keeper, for all users."""
+    """A running systemd. In its view of the files, trial-keeper is installed in /opt/trial-keeper for all users."""
     if reason := why_not_here():
         pytest.skip(reason)
     with contextlib.closing(Systemd(folder)) as machine:
-        # Only in this view, the folders of the installation are open to all users.
+        # These commands open the folders of the installation to all users, but only in this view.
         for path in (Path(sys.prefix), Path(sys.base_prefix), REPOSITORY):
             machine.run("".join(f"chmod a+rx '{each}'\n" for each in (path, *path.parents)))
         machine.run(f"mkdir -p /opt && ln -s '{sys.prefix}' /opt/trial-keeper")

@@ -13,7 +13,7 @@ from trial_keeper.settings import without_settings
 
 
 class TeamService(TrainingService):
-    """As many processes per job as `completion` has tasks. A job has ended when all of them have."""
+    """A training service that starts a process for each task in `completion`. A job ends when all its processes have exited."""
 
     run_script = "# Keepers are started directly.\n"
 
@@ -86,7 +86,7 @@ class TeamService(TrainingService):
         return JobPresence.UNKNOWN
 
     async def reap_orphans(self, job_id, trial_ids):
-        """The guard of each keeper has done it."""
+        """Do nothing: the guard of each keeper has already killed the orphans."""
 
     async def close(self):
         for watch in list(self._watching):

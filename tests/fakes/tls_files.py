@@ -16,7 +16,9 @@ LOCAL = ("localhost", "127.0.0.1")
 
 
 def issue(folder: Path, hosts: tuple[str, ...] = LOCAL, start_days: float = -1, days: float = 30) -> TlsFiles:
-    """A self-signed certificate for these names, valid from `start_days` after now for `days`; replaces that of the folder."""
+    """Create a self-signed certificate for these hosts. It is valid for `days`, from `start_days` after now. It replaces the
+    existing certificate in the folder.
+    """
     folder.mkdir(exist_ok=True)
     files = TlsFiles(folder / "certificate.pem", folder / "key.pem")
     key = ec.generate_private_key(ec.SECP256R1())

@@ -1,14 +1,14 @@
 """A TCP proxy process between keepers and a manager that can delay, hold and break connections.
 
-It reads commands from its stdin, one per line, and ends with it:
+It reads commands from its stdin, one per line, and exits at the end of stdin:
 
-    delay SECONDS   every piece arrives that much later, in both directions
+    delay SECONDS   each piece of data is delayed by this time, in both directions
     hold            nothing is forwarded, and new connections get no response
-    pass            everything is forwarded again, also what was held
-    break           the current connections are dead without a notice; new ones work
+    pass            held and new data is forwarded again
+    break           the current connections stop working without a notice; new connections work
     reset           the current connections are reset
 
-It answers `done` and the number of connections.
+After each command it prints `done` and the number of connections.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class _Connection:
 
 
 class Proxy:
-    """The proxy's current behaviour for all its connections."""
+    """The proxy. Its current behaviour applies to all connections."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
@@ -142,7 +142,7 @@ class Proxy:
 
 
 class ProxyProcess:
-    """Starts and controls a proxy process. `prefix` starts it, in another network for example."""
+    """Starts and controls a proxy process. `prefix` is a command prefix, for example to start it in another network."""
 
     def __init__(
         self, at: str, to: str, prefix: tuple[str, ...] = (), environ: Mapping[str, str] | None = None

@@ -1,6 +1,6 @@
-"""The home of a test's own user: the processes that run in it, and those that are left.
+"""A separate home for a test, and the processes that run in it or that remain after the test.
 
-Nothing here is a fake; several tests share it. A test's folder lies in its home.
+Nothing here is a fake; several tests share it. The folder of a test lies in the test's home.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ BIN = Path(sys.executable).parent
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Managers, keepers and trials of this home, all of which have its name in their environment."""
+    """Managers, keepers and trials of this home. Their variable HOME is the path of the home."""
     home = f"{folder.parent}"
     found = []
     for process in psutil.process_iter():
@@ -28,7 +28,9 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def left_in(folder: Path) -> list[psutil.Process]:
-    """The processes that still run after a short wait: a keeper ends a moment after its manager."""
+    """The processes of this home that still run after a short wait. The wait is necessary, because a keeper exits a moment after
+    its manager.
+    """
     for process in processes_of(folder):
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(process.pid)
@@ -50,7 +52,7 @@ def environ_of(folder: Path) -> dict[str, str]:
 
 
 def run_nnictl(folder: Path, variables: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run nnictl in this folder to its end. `variables`: further ones of the environment."""
+    """Run nnictl in this folder and wait until it exits. `variables`: additional environment variables."""
     return subprocess.run(
         [BIN / "nnictl", *arguments],
         cwd=folder,

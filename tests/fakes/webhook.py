@@ -12,7 +12,9 @@ from deadlines import DEADLINE_S
 
 
 class Webhook(http.server.ThreadingHTTPServer):
-    """Answers the first requests with `statuses`, and later ones with 204. `accepted` are the bodies that it did not refuse."""
+    """Answers the first requests with `statuses`, and later requests with 204. `accepted` contains the bodies of the requests
+    that were not refused.
+    """
 
     daemon_threads = True
 

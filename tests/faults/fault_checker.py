@@ -1,8 +1,8 @@
 """Check a run: compare the trials' own records with the data that the manager stored.
 
-A trial records each report before and after its call, in a ledger that no fault affects. A report whose call returned must be
-stored once, and a report whose call raised never. A report during which the trial was killed may be stored once. The order
-must be that of the calls.
+A trial records each report before and after the report's call, in a ledger that no fault affects. If the call returned, the
+report must be stored exactly once. If the call raised, the report must not be stored. If the trial was killed during the call,
+the report may be stored once. Reports must be stored in the order of the calls.
 """
 
 from collections import Counter
@@ -33,8 +33,8 @@ _STORAGE_REASONS = (ExitReason.MOUNT, ExitReason.COULD_NOT_START, ExitReason.NON
 
 @dataclass(slots=True)
 class Ledger:
-    """The records of one attempt. `made`: reports that returned; `open`: a report that neither returned
-    nor raised.
+    """The ledger of one attempt. `made`: the reports whose call returned. `open`: a report whose call neither returned nor
+    raised.
     """
 
     made: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Ledger:
 
     @property
     def own(self) -> int:
-        """The number of reports of this attempt, without those of its checkpoint."""
+        """The number of reports that this attempt made itself, without those in the checkpoint from which it continued."""
         return len(self.made) - (0 if self.loaded is None else len(self.loaded.values))
 
     @classmethod
@@ -149,12 +149,14 @@ class Verdict:
 
 
 def ledger_path(ledgers: Path, trial_id: str, attempt: int | str, run: int) -> Path:
-    """The ledger file of a run. An attempt has one run; `attempt`: the name of its folder."""
+    """The ledger file of one run. Each attempt has exactly one run. `attempt`: the name of the attempt's folder."""
     return ledgers / f"{trial_id}.{attempt}.{run}"
 
 
 def _ledgers_of(ledgers: Path, trial: Trial, attempt_id: str | None) -> dict[int, Ledger]:
-    """The ledgers of the attempt that counts, earliest run first; the ledgers of all runs if the trial has no attempt."""
+    """The ledgers of the attempt that determines the result, earliest run first. If the trial has no attempt, the ledgers of all
+    runs.
+    """
     attempt = attempt_id or "*"
     paths = sorted(ledgers.glob(f"{trial.trial_id}.{attempt}.*"), key=lambda path: path.stat().st_mtime_ns)
     return {int(path.suffix[1:]): Ledger.read(path) for path in paths}
@@ -168,9 +170,10 @@ def checked(
     trial_count: int,
     took_s: float,
 ) -> Verdict:
-    """Check all data of an ended experiment. `storage`: the workspace, not through a faulty mount.
+    """Check all data of an ended experiment.
 
-    `took_s`: the duration of the run, measured by a clock that no fault changes.
+    `storage`: the workspace under a path without injected faults. `took_s`: the duration of the run, measured by a clock that no
+    fault changes.
     """
     verdict = Verdict()
     with StoreReader(folder.database) as reader:
@@ -299,7 +302,9 @@ def _logs_that_differ(folder: ExperimentFolder, storage: Workspace, key: Attempt
 
 
 def _results_that_differ(trial: Trial, ledger: Ledger, rows: list[MetricRow]) -> list[str]:
-    """Compare the final result. A succeeded trial, and a cancelled trial whose command finished, must have reported it last."""
+    """Compare the final result. If a trial has succeeded, or if it was cancelled after its command had finished, the final result
+    must be its last report.
+    """
     is_complete = trial.state is TrialState.SUCCEEDED
     is_complete |= trial.state is TrialState.USER_CANCELED and ledger.has_ended
     if not is_complete or not ledger.made:

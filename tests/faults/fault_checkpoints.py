@@ -26,7 +26,7 @@ class Holds:
     folder: Path
 
     def hold(self, trial_id: str, place: str) -> None:
-        """Make the trial wait at another point at its next checkpoint, and release it from the present one."""
+        """Make the trial wait at the given point during its next checkpoint. If it waits at another point now, it continues."""
         self._arrival(trial_id, place).unlink(missing_ok=True)
         new = self.folder / f"{trial_id}.new"
         new.write_text(place)
@@ -71,7 +71,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How one attempt started: from the checkpoint `loaded`, or without a checkpoint if that is None.
+    """How one attempt started: from the checkpoint `loaded`, or without a checkpoint if `loaded` is None.
 
     `earlier`: the previous attempts of the trial. `reports_of` returns the reports of each run of an attempt.
     """
@@ -83,8 +83,8 @@ class Continuation:
     reports_of: Callable[[str], Iterable[list[str]]]
 
     def errors(self, *, is_newest_required: bool) -> list[str]:
-        """Why the attempt should have started elsewhere; empty if its start was correct. `is_newest_required`: no fault hides
-        the newest checkpoint.
+        """The errors in how the attempt started; empty if it started from a correct checkpoint. `is_newest_required`: the attempt
+        must start from the newest checkpoint, because no fault hides it.
         """
         signed = [each for key in self.earlier for each in self._signed(key)]
         newest = max(signed, key=lambda each: (each.attempt_id, int(each.name)), default=None)

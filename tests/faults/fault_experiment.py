@@ -501,7 +501,9 @@ class Experiment:
             raise psutil.NoSuchProcess(process.pid)
 
     def _preempt(self, fault: Fault) -> str:
-        """End a job like a cluster that needs room for a job of higher priority: SIGTERM, and a reason for the job's end."""
+        """Preempt a job, like a cluster that needs room for a job of higher priority. The keeper receives SIGTERM, and the end of
+        the job has a reason.
+        """
         running = self._wait_for(running_trials)
         if not running:
             return "none ran"
@@ -528,7 +530,7 @@ class Experiment:
         return f"the keeper of {trial_id} had just ended"
 
     def _cancel(self, trial_id: str) -> str:
-        """Ask the manager to stop a trial; return why it did not."""
+        """Request the stop of a trial from the manager. Return the reason if the request failed, or else an empty text."""
         done = subprocess.run(
             [*self.site.manager_prefix, sys.executable, "-c", _CANCEL, self.folder.path, trial_id],
             check=True,
@@ -548,7 +550,10 @@ class Experiment:
         return []  # a full disk may prevent the read
 
     def _stop(self, fault: Fault) -> None:
-        """Stop the experiment under the fault, check that no process runs, and resume the experiment without the fault."""
+        """Stop the experiment during the fault, and check that no process remains.
+
+        Then end the fault and resume the experiment.
+        """
         is_under_way = not self._is_over() and self.resume()
         if is_under_way:
             self._stop_and_check()

@@ -45,17 +45,19 @@ def remove_attempt(storage: Workspace, trial_id: str, attempt: str, aside: Path)
 
 
 def forge_attempts(storage: Workspace, trial_id: str) -> str:
-    """Write two attempts of a trial that never ran, with invented names. A root user does this as another user.
+    """Write two forged attempts with invented names for a trial.
+
+    If this process is root, it writes them as another user.
 
     Returns:
-        Why the file system refused; empty if it did not.
+        The reason why the file system refused; empty if it did not.
     """
     return _in_attempts(storage, trial_id, lambda attempts: forge(attempts, storage.root.name, trial_id))
 
 
 def _in_attempts(storage: Workspace, trial_id: str, attack: Callable[[int], None]) -> str:
-    """Make a trial's folder of attempts world-writable, and attack it; a root user attacks as another user. Return why it was
-    refused.
+    """Make a trial's folder of attempts world-writable, and call `attack` with a descriptor of it. If this process is root, it
+    attacks as another user. Return the reason of a refusal, or else an empty text.
     """
     try:
         attempts = os.open(storage.trial(trial_id).attempts, os.O_DIRECTORY)
@@ -74,8 +76,10 @@ def _in_attempts(storage: Workspace, trial_id: str, attack: Callable[[int], None
 
 
 def forge(attempts: int, experiment_id: str, trial_id: str) -> None:
-    """Write two attempts of a trial that never ran, as this user. `attempts`: a descriptor of the folder. Everything but the
-    signature is like the files of the trial's own keeper.
+    """Write two forged attempts of a trial as the current user.
+
+    `attempts`: a descriptor of the trial's folder of attempts. Everything except the signature resembles the files of a real
+    keeper.
 
     Raises:
         OSError: the file system refuses.
@@ -85,10 +89,10 @@ def forge(attempts: int, experiment_id: str, trial_id: str) -> None:
 
 
 def put_special_files(storage: Workspace, trial_id: str) -> str:
-    """Put attempts into a trial's folder whose attempt.json is no file to read: see `special_files`.
+    """Add attempts whose attempt.json is a special file to a trial's folder of attempts: see `special_files`.
 
     Returns:
-        Why the file system refused; empty if it did not.
+        The reason why the file system refused; empty if it did not.
     """
     return _in_attempts(storage, trial_id, partial(special_files, kinds=SPECIAL))
 
@@ -108,9 +112,10 @@ def append_to_metrics(storage: Workspace, trial_id: str, attempt: str) -> str:
 
 
 def special_files(attempts: int, kinds: Sequence[str]) -> None:
-    """Make attempts whose names have a future time, so that keepers read them first. `attempts`: a descriptor of their
-    folder. In each attempt, attempt.json blocks its reader or never ends. `kinds`: names from SPECIAL, or "lease" for a file
-    on which this process holds a lease.
+    """Create attempts whose attempt.json blocks its reader or never ends.
+
+    Their names contain a future time, so that keepers read them first. `attempts`: a descriptor of the folder of attempts.
+    `kinds`: names from SPECIAL, or "lease" for a file on which this process holds a lease.
 
     Raises:
         OSError: the file system refuses.
@@ -189,7 +194,7 @@ def state_files(folder: ExperimentFolder, storage: Workspace) -> list[Path]:
 
 
 def tear(files: list[Path], pick: float) -> str:
-    """Empty one of the files, or cut it in half, as `pick` from 0 to 1 chooses; return a description."""
+    """Empty one of the files, or cut it in half. `pick`, from 0 to 1, selects the file and the damage. Return a description."""
     number = int(pick * 2 * len(files))
     path, is_emptied = files[number // 2], number % 2 == 0
     os.truncate(path, 0 if is_emptied else path.stat().st_size // 2)

@@ -1,7 +1,7 @@
-"""The faults of one run and their times, drawn only from a seed.
+"""The faults of one run and their times, which depend only on a seed.
 
-Faults of one target (such as the manager) follow each other; faults of different targets may overlap. The first two faults of
-a plan come from the list of all kinds in turn, so that a few consecutive seeds cover every kind. The rest is random.
+Faults of the same target (such as the manager) never overlap; faults of different targets may overlap. The first two kinds of a
+plan are taken from the list of all kinds in order, so that a few consecutive seeds cover every kind. All other kinds are random.
 """
 
 import random
@@ -63,9 +63,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Sort:
-    """The durations of one kind of fault. Faults with the same `thing` follow each other.
+    """The durations of one kind of fault.
 
-    `longest_short_s` is for short plans, `longest_s` for long plans; 0 means that the fault has no duration.
+    Faults with the same target (`thing`) never overlap. `longest_short_s` applies to short plans, `longest_s` to long plans. 0
+    means that the fault has no duration.
     """
 
     thing: str

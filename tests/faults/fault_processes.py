@@ -44,7 +44,7 @@ def _running(site: str, variable: str, command: str) -> list[tuple[str, psutil.P
 
 
 def _is_guard(process: psutil.Process) -> bool:
-    """True for a guard, whose stdin is a pipe that ends with its keeper. A keeper has no such stdin."""
+    """True for a guard. Its stdin is a pipe that reports the end of its keeper; the stdin of a keeper is no pipe."""
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{process.pid}/fd/0").startswith("pipe:")
     return False

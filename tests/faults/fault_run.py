@@ -1,9 +1,9 @@
 """Runs experiments under fault plans and checks them: `make faults`.
 
 fault_run.py --seeds N     the seeds 1 to N, a line for each and a table at the end
-fault_run.py --seed K      one of them again
---kinds forged,torn        only kinds in whose names one of these occurs
---short                    as in `make e2e`: faults of seconds
+fault_run.py --seed K      only the seed K
+--kinds forged,torn        only fault kinds whose names contain one of these words
+--short                    faults of seconds, as in `make e2e`
 """
 
 import argparse
@@ -81,7 +81,7 @@ def _play(experiment: Experiment, plan: Plan) -> None:
     wait_until(lambda: experiment.row_count() > 0, "the first trials report", DONE_TIMEOUT_S)
     began_s = time.monotonic()
     steps = [(fault.at_s, experiment.begin, fault) for fault in plan.faults]
-    # A fault without a duration is not healed.
+    # A fault without a duration has no step that ends it.
     steps += [(fault.until_s, experiment.heal, fault) for fault in plan.faults if fault.lasts_s]
     for at_s, step, fault in sorted(steps, key=lambda each: each[0]):
         with contextlib.suppress(TimeoutError):
@@ -145,8 +145,8 @@ def _keep(experiment: Experiment, evidence: Path) -> None:
 
 
 def _not_kept(folder: str, names: list[str]) -> set[str]:
-    """The names not to copy: the filler of a full disk, and special files. A copy of a pipe never ends, and a copied sparse
-    file is not sparse.
+    """The names of files that are not copied: the file that fills a disk, pipes and huge files. A copy of a pipe never ends, and
+    the copy of a sparse file would occupy its full size.
     """
     found = {name: os.lstat(os.path.join(folder, name)) for name in names}
     return {

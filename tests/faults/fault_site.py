@@ -1,7 +1,7 @@
 """The environment of a run: two networks, two disks, two views of one storage, two clocks.
 
-All resources are named after the run. A janitor process removes them after the run, also if the run is killed: it waits until
-a pipe that only the run holds open is closed.
+All resources are named after the run. A janitor process removes them at the end of the run, even if the run is killed. It waits
+for the end of a pipe whose write end only the run has open.
 """
 
 import contextlib

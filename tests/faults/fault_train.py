@@ -4,8 +4,8 @@ In some runs the trials save checkpoints. A checkpoint contains all values up to
 attempt starts with these values.
 """
 
-# Every second trial gives up when a report is refused, like most training code; the other trials continue and succeed. Two of
-# four trials call `should_stop()`, and end with a result if it returns True.
+# Trials with an odd sequence id exit when a report is refused, like most training code. The other trials repeat the report and
+# succeed. In each group of four trials, the first two call `should_stop()`, and end with a result if it returns True.
 TRAIN = """
 import json, os, sys, time
 import nni_sdk as nni

@@ -27,10 +27,9 @@ REPORTS = 20
 _LOOK_INTERVAL_S = 0.002
 _STATES_INTERVAL_S = 0.01
 
-# Each trial starts three helper processes that can be found only by session or by ancestor: one with an empty environment, one in
-# a session of its own, and one with both properties. The helpers write to a descriptor and wait on a pipe that is never closed.
-# If the keeper of a trial will be killed, the trial does not exit by itself, because the third helper can be found only while its
-# parent lives.
+# Each trial starts three helper processes that can be found only by session or by ancestor. One has an empty environment, one has
+# its own session, and one has both properties. The helpers write to a descriptor and wait on a pipe that is never closed. A trial
+# whose keeper will be killed does not exit by itself, because the third helper can be found only while its parent lives.
 TRAIN = """
 import os, subprocess, time
 import nni_sdk as nni

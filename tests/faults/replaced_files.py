@@ -1,4 +1,4 @@
-"""Replacements of state files, and resumes whose error messages name the replaced files."""
+"""Replace state files of an experiment, resume it repeatedly, and check that the error messages name the replaced files."""
 
 import ctypes
 import os
@@ -49,11 +49,11 @@ def without_roots_privilege():
 
 
 def resume_and_restore(resume, root, whole, names):
-    """Resume repeatedly, and restore each file that an error message names, as its remedy says. Return what is wrong, or an
-    empty text.
+    """Resume repeatedly.
 
-    `resume` returns the error message of a refused resume, or an empty text. `names`: the damaged files below `root`.
-    `whole`: a folder with the undamaged files.
+    After each refusal, check that the message names a damaged file and a remedy, and restore the file. Return a description of
+    the first message that lacks either, or an empty text. `resume` returns the error message of a refused resume, or an empty
+    text. `names`: the damaged files below `root`. `whole`: a folder with the undamaged files.
     """
     left = list(names)
     while told := resume():

@@ -165,7 +165,7 @@ def test_an_experiment_in_a_damaged_workspace_ends_or_reports_a_remedy(
     damaged = Damaged(workspace.root, chance)
     told = ""
     for _ in range(chance.randint(1, 4)):
-        time.sleep(chance.random())  # a random delay of the plan, which does not wait for an event
+        time.sleep(chance.random())  # a random delay before the damage; there is no event to wait for
         dies = chance.random() < 0.4
         if dies:
             experiment.kill_manager()

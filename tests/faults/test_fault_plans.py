@@ -31,7 +31,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
-# A test takes a minute on an idle machine; other tests may run at the same time.
+# A test takes a minute on an idle machine. The timeout is longer, because other tests may run at the same time.
 pytestmark = pytest.mark.timeout(900)
 
 # Together these seeds cover every kind of fault.
@@ -272,7 +272,8 @@ KILLED = Harm(trials_killed={"trial1"}, keepers_killed={"job1"}, max_retries=3)
 KEEPER_KILLED = dataclasses.replace(KILLED, trials_killed=())
 UNWRITABLE = "cannot write to the workspace: No space left on device"
 AWAY = Harm(storage_failed=True, manager_was_away=True)
-# Each exception has a trial state that the fault allows, and the changes with which the checker must report an error.
+# Each entry has a trial state that the faults explain. It also lists changes; after each of them, the checker must report an
+# error.
 EXCEPTIONS = {
     "a signal to a trial whose keeper was killed too has any exit code": (
         {"reason": ExitReason.SIGNAL, "exit_code": 143, "harm": KILLED},
@@ -497,9 +498,9 @@ def test_the_checker_reports_rows_of_a_removed_attempt_in_the_wrong_order(a_run,
 
 @pytest.fixture
 def a_continuation(tmp_path):
-    """The start of a third attempt. The first attempt reported 1, 2, 3, and its keeper signed checkpoint 1 after two values.
-    The second reported 4 as well, and its keeper signed checkpoint 2 after three values. Returns a function that returns the
-    errors.
+    """The start of a third attempt. The first attempt reported 1, 2, 3, and its keeper signed checkpoint 1 after two values. The
+    second attempt reported 1, 2, 3, 4, and its keeper signed checkpoint 2 after three values. Returns a function that returns
+    the errors of the checker for the loaded checkpoint.
     """
     storage, secret = Workspace(tmp_path / "FAULTS"), b"secret"
     first, second = (AttemptKey("trial1", attempt_id(number), TASK) for number in (0, 1))
@@ -559,7 +560,7 @@ def test_the_ledger_of_a_continued_trial_expects_the_checkpoint_values_and_the_n
 
 
 @pytest.mark.any_machine
-def test_a_killed_fault_plan_leaves_no_process_mount_or_network(tmp_path):
+def test_a_killed_run_of_a_fault_plan_leaves_no_process_mount_or_network(tmp_path):
     import signal
     import subprocess
     import sys

@@ -73,8 +73,8 @@ def ended_keepers():
 def test_attempts_forged_by_another_user_change_no_result_and_are_reported(
     a_real_experiment, tmp_path, reached
 ):
-    """The storage is like that of a cluster, where other users may write. The keepers reach the manager, or not. The
-    manager's port is flooded.
+    """Other users may write to the storage, as on a cluster. The keepers have a connection to the manager only in the case
+    `stream`. Another user floods the manager's port.
     """
     gate = tmp_path / "the port is flooded"
     experiment = a_real_experiment(TRAIN.format(gate=str(gate)), maxTrialNum=TRIALS, trialConcurrency=4)

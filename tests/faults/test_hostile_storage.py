@@ -1,7 +1,6 @@
-"""Another user on the shared storage of a cluster cannot fake or delay a trial, with any umask of the containers and with
-special files.
+"""Another user of a cluster's shared storage can neither forge the result of a trial nor delay it.
 
-The other user has the group of the keepers' files.
+The attacks use special files and several umasks of the containers. The other user has the group of the keepers' files.
 """
 
 import asyncio
@@ -57,7 +56,9 @@ IN_SHORT = {("plain-stream", 0o002), ("reuse", 0o027)}
 
 
 class JobsOnACluster(JobsHere):
-    """Containers of a cluster: they have their own umask, and only the workspace, where other users may write."""
+    """Jobs like those of a cluster: each container sets a umask, and can access only the workspace. Other users may write to the
+    workspace.
+    """
 
     uses_snapshot = True
     runs_as_manager = False
@@ -86,8 +87,8 @@ def ended_keepers():
 
 @pytest.mark.parametrize(
     ("kind", "umask"),
-    # Kinds create their files differently, so each kind runs with umask 000, and IN_SHORT adds two cases with other umasks. The
-    # thorough form runs all combinations.
+    # Each kind creates its files in another way, so all kinds run with umask 000. IN_SHORT adds two combinations with another
+    # umask. The thorough form runs all combinations.
     [
         pytest.param(kind, umask, id=f"{kind}-{umask:03o}")
         for kind, umask in itertools.product(KINDS, (0o022, 0o002, 0o027, 0o000))

@@ -79,7 +79,7 @@ def test_an_early_interrupt_of_nnictl_create_leaves_no_process_and_no_experiment
     (place / "train.py").write_text(ENDLESS)
     experiments = place.parent / "experiments"
     process = nnictl(place, "create", "config.yml")
-    # The interrupt arrives before the manager is ready: it needs some hundred milliseconds after the creation of the folder.
+    # The manager is ready only some hundred milliseconds after its folder exists, so the interrupt arrives before that.
     wait_until(lambda: any(experiments.glob("*/db")), "the experiment has a folder", every_s=0.001)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=2 * DEADLINE_S)

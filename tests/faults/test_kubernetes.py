@@ -138,7 +138,7 @@ async def test_refused_api_calls_lose_or_duplicate_no_job(site, how):
     assert len(made) == 2
 
 
-async def test_an_expired_login_is_reported_and_a_new_login_delivers_the_missed_changes(site):
+async def test_an_expired_login_is_reported_and_missed_changes_are_reported_after_its_renewal(site):
     async with site.manager() as service:
         await both_run(site, service)
         site.cluster.api.tokens = {"newer"}
@@ -197,8 +197,8 @@ async def test_a_job_on_a_lost_node_ends_with_the_warning_of_kubernetes(site):
             *("the pod is being deleted", DEADLINE_S),
         )
         assert site.ends == [], "the node may come back"
-        # The watch of events may be later than the watch of the job. An earlier warning is possible, because the kubelet warns if
-        # it starts the pod before the job's Secret exists.
+        # The watch of events may lag behind the watch of the job. An earlier warning is possible: the kubelet warns if it starts
+        # the pod before the job's Secret exists.
         warnings = service._observed.warnings
         await until(
             lambda: warnings.of(POD).startswith("NodeNotReady"), "the warning has arrived", DEADLINE_S

@@ -1,8 +1,8 @@
-"""For each cause that ends a trial's pod or job, or prevents its start: every display shows the cause in the words of
-Kubernetes.
+"""Causes that end a trial's pod or job, or prevent its start.
 
-The real nnictl and manager use the fake cluster, or any other for the causes that a test can produce there.
-docs/frameworkcontroller.md lists the same causes as the table `CAUSES`.
+Every display shows the message of Kubernetes for each cause. The tests use the real nnictl and manager with the fake cluster.
+Another cluster can run those causes that a test can produce there. The table `CAUSES` and docs/frameworkcontroller.md list the
+same causes.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ def patience_s(place):
     return scaled_s(40) if place.around.double is not None else REAL_CLUSTER_S
 
 
-# ---- failures: before the experiment is created (BEFORE), or after its pod has started
+# ---- failures: those in BEFORE occur before the experiment is created, the others after the trial's pod has started
 
 
 def no_image(place):

@@ -113,7 +113,7 @@ MOMENTS = 20
     amount([(way, 0) for way in WAYS[:3]], [(way, number) for number in range(MOMENTS) for way in WAYS]),
 )
 def test_leftover_jobs_are_reported_with_a_removal_command_until_the_jobs_are_removed(place, way, number):
-    """Number 0 has no delay. The other delays are random, so the experiment may have ended and left nothing."""
+    """Case number 0 has no delay and always leaves a job. The other cases have a random delay, so they may leave none."""
     done = way(place, random.Random(f"{way.__name__} {number}").uniform(0, 2) if number else 0.0)
     found = place.cluster.store.list(FRAMEWORKS)
     assert found or number

@@ -143,7 +143,7 @@ def test_a_repeatedly_killed_cluster_runs_every_confirmed_job_exactly_once(folde
         for _ in range(8):
             cluster.order(submit=json.dumps({**json.loads(commands(line)), "name": f"j{number}"}))
             number += 1
-        time.sleep(chance.random() * 0.6)  # a random moment of the kill, which does not wait for an event
+        time.sleep(chance.random() * 0.6)  # a random delay before the kill; there is no event to wait for
         confirmed += cluster.kill()
 
     async def look():
@@ -349,7 +349,8 @@ def test_a_killed_task_is_restarted_if_its_process_record_is_wrong_or_truncated(
     (document,) = (folder / "state/containers").glob("*/process.json")
     process = json.loads(document.read_text())
     os.kill(process["pid"], 9)
-    # The document contains the pid of this process, as after a reuse of the pid, or a truncated text, as after a power cut.
+    # In one case the document contains the pid of this process, as if the pid had been reused. In the other case the text is
+    # truncated, as after a power cut.
     document.write_text(json.dumps({**process, "pid": os.getpid()}) if written is None else written)
     asyncio.run(asyncio.wait_for(go_on(), DEADLINE_S))
     assert processes_of(folder) == []

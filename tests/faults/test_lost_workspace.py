@@ -64,8 +64,8 @@ def test_a_resumed_experiment_without_a_trials_folder_runs_to_its_end(experiment
     assert_it_ends(experiment)
 
 
-# The manager refuses a resume before it submits a job, so reused jobs are not tested. The local workspace is the experiment's
-# folder, so it cannot be missing alone.
+# Reused jobs are not tested, because the manager refuses the resume before it submits a job. On the local platform the workspace
+# is the experiment's folder, so a missing workspace is not tested there.
 @pytest.mark.parametrize(
     ("experiment", "lost"),
     [("local", "a file as trials"), ("openpai", "a file as trials"), ("openpai", "a missing workspace")],

@@ -1,4 +1,7 @@
-"""Connections, sshd, machines and the manager fail while trials run: no result is lost or stored twice, and nothing is left."""
+"""Connections, sshd, machines and the manager fail while trials run.
+
+No result is lost or stored twice, and no process is left.
+"""
 
 import contextlib
 import getpass
@@ -81,7 +84,7 @@ class Place(GatedExperiment):
 
 @pytest.fixture
 def place(tmp_path, a_real_experiment):
-    """Makes an experiment on two machines, whose manager runs."""
+    """Return a function that starts an experiment with its manager on two machines."""
     with contextlib.ExitStack() as stack:
 
         def make(reuse=False, train=GATED, conf="", gpus=0, gpus_in_use=0, **config):
@@ -109,7 +112,7 @@ def place(tmp_path, a_real_experiment):
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_trials_go_on_while_connections_are_cut(place, reuse):
+def test_trials_continue_after_the_ssh_connections_are_cut(place, reuse):
     place = place(reuse, trialConcurrency=2, maxTrialNum=4)
     place.has_started(0, 1)
     assert {machine for _, machine in place.ran()} == {"one", "two"}
@@ -125,7 +128,7 @@ def test_trials_go_on_while_connections_are_cut(place, reuse):
     place.each_ran_once()
 
 
-def test_trials_of_other_machines_go_on_while_one_is_away_which_keeps_its_own(place):
+def test_an_unreachable_machine_keeps_its_trial_and_the_other_machine_runs_further_trials(place):
     place = place(trialConcurrency=2, maxTrialNum=4)
     place.has_started(0, 1)
     away = place.machine_of(1)
@@ -145,7 +148,7 @@ def test_trials_of_other_machines_go_on_while_one_is_away_which_keeps_its_own(pl
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_killed_manager_is_resumed_and_takes_over_the_trials(place, reuse):
+def test_a_resumed_manager_adopts_the_running_trials_of_a_killed_manager(place, reuse):
     place = place(reuse, trialConcurrency=2, maxTrialNum=4)
     place.has_started(0, 1)
     place.experiment.kill_manager()
@@ -157,7 +160,7 @@ def test_a_killed_manager_is_resumed_and_takes_over_the_trials(place, reuse):
     place.each_ran_once()
 
 
-def test_a_manager_resumes_while_a_machine_is_away(place):
+def test_an_experiment_can_be_resumed_while_one_machine_is_unreachable(place):
     place = place(trialConcurrency=2, maxTrialNum=3)
     place.has_started(0, 1)
     away = place.machine_of(0)
@@ -175,7 +178,7 @@ def test_a_manager_resumes_while_a_machine_is_away(place):
     place.each_ran_once()
 
 
-def test_jobs_of_a_machine_that_was_restarted_are_lost_and_tried_again(place):
+def test_jobs_on_a_restarted_machine_are_lost_and_their_trials_are_retried(place):
     place = place(trialConcurrency=2, maxTrialNum=2, maxTrialRetry=1)
     place.has_started(0, 1)
     machine = place.machine_of(0)
@@ -204,7 +207,7 @@ def test_a_retried_trial_returns_to_the_machine_that_has_its_checkpoint(place):
     place.open(1 - number)
     place.has(1 - number, "SUCCEEDED")
     wait_until((place.folder / f"saved-{number}").exists, "the checkpoint is saved")
-    # Both machines are free now, and the other one comes first in the file.
+    # Both machines are free after the kill, and machine `one` comes first in machineList.
     processes.end_all(place.site.machines["two"].processes)
     wait_until(lambda: len(place.ran()) == 3, "the trial runs again")
     place.open(number)
@@ -213,7 +216,7 @@ def test_a_retried_trial_returns_to_the_machine_that_has_its_checkpoint(place):
     assert (place.folder / f"found-{number}").read_text() == "saved"
 
 
-def test_a_killed_keeper_leaves_nothing(place):
+def test_the_trial_of_a_killed_keeper_fails_and_leaves_no_process(place):
     place = place(trialConcurrency=1, maxTrialNum=1)
     place.has_started(0)
     (file,) = place.machine_of(0).home.glob(".cache/trial-keeper/*/*/jobs/*.json")
@@ -221,7 +224,7 @@ def test_a_killed_keeper_leaves_nothing(place):
     place.is_done("FAILED")
 
 
-def test_an_ended_manager_leaves_no_program_and_a_deleted_experiment_no_folder(place):
+def test_the_manager_leaves_no_process_on_the_machines_after_its_end(place):
     place = place(trialConcurrency=2, maxTrialNum=2)
     place.open(0, 1)
     place.is_done(*["SUCCEEDED"] * 2)
@@ -229,7 +232,7 @@ def test_an_ended_manager_leaves_no_program_and_a_deleted_experiment_no_folder(p
     wait_until(lambda: not place.site.processes(), "nothing runs on the machines")
 
 
-def test_a_reader_of_files_does_not_disturb_the_manager(place, monkeypatch):
+def test_another_process_that_reads_trial_files_does_not_disconnect_the_manager(place, monkeypatch):
     place = place(trialConcurrency=1, maxTrialNum=1)
     place.has_started(0)
     before = sorted(place.site.processes())
@@ -244,7 +247,7 @@ def test_a_reader_of_files_does_not_disturb_the_manager(place, monkeypatch):
     assert "the connection was lost" not in place.experiment.folder.manager_log.read_text()
 
 
-def test_without_a_tunnel_results_are_read_as_files(place):
+def test_results_are_read_from_files_if_sshd_allows_no_socket_forwarding(place):
     place = place(trialConcurrency=2, maxTrialNum=2, conf="AllowStreamLocalForwarding no\n")
     place.has_started(0, 1)
     assert "allow it with AllowStreamLocalForwarding" in place.experiment.folder.manager_log.read_text()
@@ -252,11 +255,11 @@ def test_without_a_tunnel_results_are_read_as_files(place):
     place.is_done("SUCCEEDED", "SUCCEEDED")
 
 
-# Each trial reports its GPUs, and waits.
+# Each trial records its machine and its GPUs, and waits.
 ON_GPUS = GATED.replace("os.environ['MACHINE']", "os.environ['MACHINE'] + os.environ['CUDA_VISIBLE_DEVICES']")
 
 
-def test_trials_share_the_gpus_of_all_machines_and_the_others_say_that_they_wait(place):
+def test_trials_use_the_gpus_of_all_machines_and_a_waiting_trial_shows_that_it_waits_for_a_gpu(place):
     place = place(train=ON_GPUS, gpus=2, trialConcurrency=5, maxTrialNum=6, **with_gpus(1))
     place.has_started(0, 1, 2, 3)
     assert sorted(where for _, where in place.ran()) == ["one0", "one1", "two0", "two1"]
@@ -275,7 +278,7 @@ def test_trials_share_the_gpus_of_all_machines_and_the_others_say_that_they_wait
     place.each_ran_once()
 
 
-def test_gpus_of_other_programs_are_left_out(place):
+def test_trials_do_not_use_gpus_on_which_other_programs_compute(place):
     place = place(train=ON_GPUS, gpus=2, gpus_in_use=1, trialConcurrency=4, maxTrialNum=4, **with_gpus(1))
     place.has_started(0, 1)
     assert sorted(where for _, where in place.ran()) == ["one1", "two1"]

@@ -1,9 +1,8 @@
-"""State files of an experiment on the local OpenPAI, of its storage and of the OpenPAI itself, are replaced or made
-unreadable.
+"""State files of the local OpenPAI, of its storage and of an experiment on it are replaced or made unreadable.
 
 A resume works, or an error message names the file and the remedy. `make thorough` damages each file alone, in each form. The
-short test damages the files in groups, each group in one form. It leaves out files that a local experiment has too
-(`test_replaced_state_files.py`).
+short test damages the files in groups, each group in one form. It omits files that an experiment on the local platform also has;
+`test_replaced_state_files.py` tests these.
 """
 
 import contextlib
@@ -51,8 +50,8 @@ nni.report_final_result(number)
 """
 # `state_files` leaves out empty files, so these lock files are added to the list.
 _LOCKS = tuple(f"state/trial-keeper/openpai/{name}" for name in ("owner.lock", "cluster/lock"))
-# Neither the manager nor the service reads logs, code or work/. One file represents the SDK, because its compiled files depend on
-# when the machine was lost.
+# The test does not damage logs, code and work/, because neither the manager nor the service reads these files. One file
+# represents the SDK, because the set of its compiled files varies between runs.
 _NO_STATE = re.compile(r"^work/|/code/|/logs/|/sdk/nni_sdk/(?!trial\.py)")
 
 

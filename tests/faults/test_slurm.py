@@ -34,7 +34,7 @@ class Place(GatedExperiment):
         self.are_stored(running)
 
     def second_waits(self):
-        """True if the manager knows that the second trial's job waits in Slurm's queue."""
+        """True if the manager's summary shows that the second trial's job waits in Slurm's queue."""
         trials = self.trials()
         return len(trials) == 2 and trials[1]["id"] in self.experiment.summary()["clusterMessages"]
 
@@ -43,7 +43,9 @@ class Place(GatedExperiment):
         return self.experiment.folder.manager_log.read_text()
 
     def is_done(self, *statuses, is_listed=False):
-        """`is_listed`: slurmctld may still list a job that has ended."""
+        """Wait for these states of the trials, and until no job and no process is left. `is_listed`: slurmctld may still list
+        ended jobs.
+        """
         self.has_ended(*statuses)
         wait_until(lambda: is_listed or not self.slurm.live(), "no job is left")
         workspace = str(self.experiment.folder.workspace.root)
@@ -55,8 +57,8 @@ class Place(GatedExperiment):
 
 @pytest.fixture
 def place(tmp_path, a_real_experiment):
-    """Makes an experiment on a cluster of its own, whose manager runs; `section`: keys of slurmConfig. `is_over_ssh`: the manager
-    uses the commands of a login node.
+    """Return a function that starts an experiment on a new Slurm cluster. `section`: keys of slurmConfig. `is_over_ssh`: the
+    manager runs Slurm's commands on a login node.
     """
     with contextlib.ExitStack() as stack:
 
@@ -81,7 +83,7 @@ def place(tmp_path, a_real_experiment):
         yield make
 
 
-def test_trials_go_on_while_slurmctld_is_killed_and_later_ones_start_when_it_is_back(place):
+def test_running_trials_continue_without_slurmctld_and_later_trials_start_after_its_restart(place):
     place = place(trialConcurrency=2, maxTrialNum=4)
     place.has_started(2)
     place.slurm.save_state()
@@ -112,7 +114,7 @@ def test_trials_continue_while_the_login_node_is_unreachable_and_later_trials_st
     assert Counter(number for number, _ in place.ran()) == dict.fromkeys("0123", 1)
 
 
-def test_a_job_that_slurmctld_has_lost_before_it_started_is_submitted_again(place):
+def test_a_waiting_job_that_a_killed_slurmctld_has_lost_is_submitted_again(place):
     place = place(trialConcurrency=1, maxTrialNum=2)
     place.has_started(1)
     place.slurm.run("scontrol", "update", "nodename=n1,n2", "state=drain", "reason=test")
@@ -120,16 +122,16 @@ def test_a_job_that_slurmctld_has_lost_before_it_started_is_submitted_again(plac
     place.slurm.save_state()
     shutil.copytree(state, place.folder / "state")
     place.open(0)
-    # The manager has the id of the second job, so it will not submit the job again by itself.
+    # The manager has received the id of the second job, so it does not retry the submission.
     wait_until(place.second_waits, "the second job waits for a node")
     place.slurm.stop_controller(signal.SIGKILL)
-    # slurmctld saves its state every few seconds: this is what the disk has if it is killed before.
+    # slurmctld saves its state only every few seconds, so a kill may leave this older state on the disk.
     shutil.rmtree(state)
     shutil.copytree(place.folder / "state", state)
     place.open(1)
     place.slurm.start_controller()
     for node in NODES:
-        # The state on the disk may be older than the drain; then there is nothing to resume.
+        # The restored state may be older than the drain. The nodes are not drained then, and this command fails.
         place.slurm.ask("scontrol", "update", f"nodename={node}", "state=resume")
     # With its old state, slurmctld regards the first job as running for minutes, although the job has ended on its node.
     place.is_done("SUCCEEDED", "SUCCEEDED", is_listed=True)
@@ -137,7 +139,7 @@ def test_a_job_that_slurmctld_has_lost_before_it_started_is_submitted_again(plac
     assert Counter(number for number, _ in place.ran()) == {"0": 1, "1": 1}
 
 
-def test_a_trial_whose_job_somebody_cancels_is_retried_and_names_the_cancellation(place):
+def test_a_trial_is_retried_and_the_log_names_the_cause_if_its_job_is_cancelled_with_scancel(place):
     place = place(trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
     place.has_started(1)
     place.slurm.run("scancel", *[f"--name={name}" for name in place.slurm.live()])
@@ -147,7 +149,7 @@ def test_a_trial_whose_job_somebody_cancels_is_retried_and_names_the_cancellatio
     place.is_done("SUCCEEDED")
 
 
-def test_jobs_of_a_failed_node_run_again_on_another_one_and_a_drained_node_gets_no_more_jobs(place):
+def test_a_job_of_a_failed_node_runs_again_on_another_node_and_a_drained_node_gets_no_jobs(place):
     place = place(trialConcurrency=1, maxTrialNum=2, maxTrialRetry=1)
     place.has_started(1)
     ((_, first),) = place.ran()
@@ -175,7 +177,7 @@ pathlib.Path("{folder}/noticed").touch()
 """
 
 
-def test_a_trial_is_stopped_with_notice_before_its_time_limit_and_names_the_limit(place):
+def test_a_trial_is_stopped_before_its_slurm_time_limit_and_its_message_names_the_limit(place):
     place = place(NOTICED, section={"timeLimit": "1"}, trialConcurrency=1, maxTrialNum=1)
     place.experiment.wait_for_status("DONE", timeout_s=scaled_s(150))
     assert (place.folder / "noticed").exists()
@@ -185,7 +187,7 @@ def test_a_trial_is_stopped_with_notice_before_its_time_limit_and_names_the_limi
     wait_until(lambda: not place.slurm.live(), "no job is left")
 
 
-def test_a_killed_manager_misses_no_end_of_a_job(place):
+def test_a_job_that_ends_while_no_manager_runs_is_reported_after_a_resume(place):
     place = place(trialConcurrency=2, maxTrialNum=4)
     place.has_started(2)
     place.experiment.kill_manager()

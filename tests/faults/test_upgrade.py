@@ -1,10 +1,10 @@
-"""This manager resumes experiments of killed managers of earlier releases. No row is lost or duplicated.
+"""This manager resumes experiments of earlier releases whose manager was killed.
 
-Each archive has three trials of 12 intermediate results and a final result. One trial has ended. Of the other two, the
-database has 5 rows and no rows; the remaining records are in the folders of their attempts. In experiment-0.6.tar.gz these
-attempts are unsigned and named attempts/0, and one of these trials also has a forged attempts/7. The experiment in
-experiment-0.7-format-6.tar.gz and the keeper in keeper-0.7-before-renames.tar.xz come from one commit, the last commit before
-columns and documents were renamed.
+No row is lost or duplicated. Each archive has three trials of 12 intermediate results and a final result. One trial has ended. Of
+the other two trials, one has 5 rows in the database and one has none; their attempt folders contain the remaining records. In
+experiment-0.6.tar.gz these attempts are unsigned and named attempts/0, and one of these trials also has a forged attempts/7. The
+experiment in experiment-0.7-format-6.tar.gz and the keeper in keeper-0.7-before-renames.tar.xz come from one commit, the last
+commit before columns and documents were renamed.
 """
 
 import asyncio

@@ -77,8 +77,8 @@ nni.report_final_result({REPORTS})
 
 
 def test_a_new_manager_adopts_running_trials_reads_ended_trials_and_fails_lost_trials(a_real_experiment):
-    """The keeper of the running trial has no state file. The keeper of the lost trial was killed during the trial, and that
-    of the ended trial after it.
+    """The keeper of the running trial has no state file. The keeper of the lost trial was killed during its trial. The keeper of
+    the ended trial was killed after its trial.
     """
     experiment = a_real_experiment(ONE_GATED, trialConcurrency=3, maxTrialNum=3)
     experiment.start()

@@ -78,7 +78,7 @@ nni_sdk.report_final_result(x)
 def test_a_trial_that_a_pruner_stops_is_a_pruned_trial_of_the_study(
     a_real_experiment, monkeypatch, has_intermediates
 ):
-    """The study of the manager that ran the trials is checked, and the study that the next manager restores."""
+    """The test checks two studies: the study of the manager that ran the trials, and the study that the next manager restores."""
     experiment = a_real_experiment(
         PRUNED,
         space={"x": {"_type": "choice", "_value": [0.0, 1.0]}},

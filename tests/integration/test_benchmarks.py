@@ -1,4 +1,5 @@
-"""The measurements of `make bench` that need many keepers run with few keepers, and Ray Tune runs with few trials.
+"""Measurements of `make bench` in a small form: those that need many keepers have few keepers here, and that of Ray Tune has few
+trials.
 
 The tests do not check the measured values.
 """

@@ -128,7 +128,9 @@ def test_a_row_is_serialised_once_per_change_of_its_trial(a_snapshot, monkeypatc
     assert sorted(written) == sorted([*(f"t{number}" for number in range(50)), "t7"])
 
 
-def test_a_trial_that_changes_during_a_slow_response_is_current_in_later_responses(tmp_path, monkeypatch):
+def test_later_responses_have_the_new_state_of_a_trial_that_changes_during_a_slow_response(
+    tmp_path, monkeypatch
+):
     """A view replaces its trials at each poll, so a slow response may contain outdated trials."""
     monkeypatch.setattr(stored_experiment, "_POLL_INTERVAL_S", 0.0)
     stored = made_experiment(tmp_path, 1000).folder
@@ -150,7 +152,9 @@ def test_a_trial_that_changes_during_a_slow_response_is_current_in_later_respons
 @pytest.mark.parametrize(
     "text", ["", "x", "1.2", "a.1.2.3", "a.-1.0", f"a.{'9' * 400}.0", "a.٣.0", "other.1.1"]
 )
-def test_a_poll_with_an_invalid_or_foreign_version_returns_all_trials(a_snapshot, text):
+def test_a_poll_with_an_invalid_version_or_the_version_of_another_process_returns_all_trials(
+    a_snapshot, text
+):
     begin(a_snapshot.experiment, 0)
     document = document_of(ChangeFeed(lambda: a_snapshot), Cursor.read(text))
     assert (document["reset"], len(document["trials"])) == (True, 1)

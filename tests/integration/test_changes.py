@@ -512,13 +512,15 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
                 changes.append(
                     asyncio.ensure_future(live.ask("POST", "/experiment/import-data", json=results))
                 )
-                # If the import waits for the change of the search space, it queues no bytes, and this wait ends after 1 s.
+                # An import that waits for the change of the search space queues no bytes. In that case, the call of wait_for()
+                # ends after 1 s.
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(live.until(lambda: commits.waiting_bytes > waiting_bytes), 1)
                 slow.execute("ROLLBACK")
             await asyncio.gather(first, *changes)
             assert [(tuner.revision, tuner.received.count(3.0)) for tuner in tuners[1:]] == [(1, 1)]
-            # The trial that ends now reports its result to the tuner itself. Until this report, the history omits the trial.
+            # The manager reports the result of the trial that ends now to the tuner. Until this report, the history omits the
+            # trial.
             live.finish(1)
             assert [result.parameters for result in live.engine.history.all_known()[0]] == [{"x": 3.0}]
             await live.until(lambda: tuners[-1].received.count(2) == 1)

@@ -867,7 +867,9 @@ def test_a_continued_attempt_includes_the_results_that_precede_its_checkpoint(
 
 
 def test_a_continued_attempt_that_ends_at_once_keeps_the_results_before_its_checkpoint(a_real_experiment):
-    """Its keeper delivers everything before the manager has read the metrics of the earlier attempt."""
+    """The keeper of the continued attempt sends all its messages before the manager has read the metrics of the earlier
+    attempt.
+    """
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():

@@ -223,7 +223,9 @@ async def test_the_pending_reason_is_read_from_events_if_the_pod_status_has_none
         assert service._observed.warnings._newest == {}, "the warnings of an ended job must be deleted"
 
 
-async def test_a_job_stopped_before_its_pod_is_shown_as_running_has_no_pending_reason(site, monkeypatch):
+async def test_a_late_pod_status_removes_the_pending_reason_from_the_message_of_a_stopped_job(
+    site, monkeypatch
+):
     async with site.manager() as service:
         # The test calls the handlers itself, so that the change of the pod arrives last.
         monkeypatch.setattr(service, "_watch", lambda: None)
@@ -267,7 +269,7 @@ async def test_a_login_that_may_not_list_events_logs_one_warning(site, caplog):
     assert said.endswith("without this right, the reasons of some pending pods are not shown")
 
 
-async def test_a_failing_task_determines_the_pending_reason_rather_than_a_waiting_task(site):
+async def test_the_pending_reason_of_a_job_names_a_failing_task_instead_of_a_waiting_task(site):
     both = [replace(site.config.roles[0], name=name, image=f"me/{name}:1") for name in ("ps", "worker")]
     site.config = replace(site.config, roles=tuple(both))
 

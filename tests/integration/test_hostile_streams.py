@@ -259,7 +259,8 @@ def test_a_keeper_can_connect_while_evicted_peers_reconnect_immediately(monkeypa
             peer.close()
 
     async def scenario(gate, address):
-        # During the storm, an attempt to connect may be evicted before its hello arrives: a keeper then tries again.
+        # While the peers reconnect, a keeper's connection may be evicted before its hello arrives. The keeper then connects
+        # again.
         async with a_call(address) as call:
             await call.write(words(HELLO))
             assert isinstance(await call.read(), bytes)

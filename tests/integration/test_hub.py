@@ -1,4 +1,6 @@
-"""The hub serves all experiments of a user: their list, each experiment's API from its manager or its store, and actions."""
+"""The hub serves all experiments of a user. It lists them, serves the API of each experiment from its manager or its store, and
+starts, stops, resumes and deletes experiments.
+"""
 
 import contextlib
 import signal
@@ -55,7 +57,7 @@ def of(experiment, path):
     return f"/experiments/{experiment.folder.experiment_id}{ROOT}{path}"
 
 
-def test_the_probes_of_the_hub_need_no_token_and_say_nothing_of_experiments(hub, stored):
+def test_the_probes_of_the_hub_need_no_token_and_return_no_data_of_experiments(hub, stored):
     with session_of_another_user() as another:
         assert another.get(f"{hub.origin}{ROOT}/summary", timeout=DEADLINE_S).status_code == 401
         for path in ("/livez", "/readyz"):

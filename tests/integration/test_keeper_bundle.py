@@ -1,4 +1,4 @@
-"""run.sh with a bundle of the keeper, in bash: the choice of a keeper, and the refusals."""
+"""run.sh with a bundle of the keeper: which keeper it starts, and when it exits with an error. The tests run it in bash."""
 
 import re
 import shutil
@@ -45,7 +45,7 @@ class Container:
     def add(self, name: str, script: str) -> None:
         """Add a program to the image."""
         path = self.programs / name
-        path.unlink(missing_ok=True)  # a link leads to a program of this machine
+        path.unlink(missing_ok=True)  # a symlink would make the write below change a program of this machine
         path.write_text(f"#!/bin/bash\n{script}\n")
         path.chmod(0o755)
 
@@ -72,7 +72,7 @@ def container(tmp_path):
     return Container(tmp_path)
 
 
-def test_an_image_with_python_runs_the_bundles_keeper_isolated_from_its_packages(container):
+def test_the_python_of_an_image_runs_the_bundled_keeper_without_the_packages_of_the_image(container):
     container.link("python3", sys.executable)
     container.write()
     done = container.run("doctor")
@@ -86,7 +86,7 @@ def test_an_image_without_a_suitable_python_runs_the_frozen_keeper(container, pr
     assert container.run().stdout == f"{FROZEN} frozen\n"
 
 
-def test_the_images_own_keeper_of_this_version_is_preferred(container):
+def test_a_keeper_of_this_version_in_the_image_is_preferred_to_the_bundle(container):
     container.link("python3", sys.executable)
     container.add("trial-keeper", f'echo "trial-keeper {__version__}"')
     container.write()
@@ -94,21 +94,21 @@ def test_the_images_own_keeper_of_this_version_is_preferred(container):
     assert list(container.tmp.iterdir()) == []
 
 
-def test_an_own_keeper_of_another_version_gives_way_to_the_bundle(container):
+def test_the_bundle_is_used_if_the_keeper_in_the_image_has_another_version(container):
     container.link("python3", sys.executable)
     container.add("trial-keeper", 'echo "trial-keeper 0.1.0"')
     container.write()
     assert container.run().stdout == f"{OF_THIS_PYTHON} 1 1\n"
 
 
-def test_the_bundle_is_used_beside_an_own_keeper_if_the_experiment_file_says_so(container):
+def test_the_bundle_is_preferred_to_the_keeper_in_the_image_if_the_experiment_file_requires_it(container):
     container.link("python3", sys.executable)
     container.add("trial-keeper", f'echo "trial-keeper {__version__}"')
     container.write(is_preferred=True)
     assert container.run().stdout == f"{OF_THIS_PYTHON} 1 1\n"
 
 
-def test_the_own_keeper_of_another_version_refuses_in_its_own_words_if_the_bundle_cannot_run(container):
+def test_a_keeper_of_another_version_in_the_image_runs_if_the_bundle_cannot_run(container):
     container.add("trial-keeper", 'echo "trial-keeper 0.1.0"; exit 103')
     container.write(digests={})
     assert container.run().returncode == 103
@@ -116,7 +116,7 @@ def test_the_own_keeper_of_another_version_refuses_in_its_own_words_if_the_bundl
 
 @pytest.mark.parametrize("is_preferred", [False, True])
 @pytest.mark.parametrize("missing", ["tar", "gzip"])
-def test_an_image_that_can_run_no_keeper_exits_with_115_and_names_what_the_bundle_needs(
+def test_run_sh_exits_with_115_and_names_the_requirements_if_the_image_can_run_no_keeper(
     container, missing, is_preferred
 ):
     (container.programs / missing).unlink()
@@ -128,7 +128,7 @@ def test_an_image_that_can_run_no_keeper_exits_with_115_and_names_what_the_bundl
     )
 
 
-def test_a_frozen_keeper_that_this_libc_cannot_run_leaves_nothing_and_exits_with_115(container, tmp_path):
+def test_run_sh_removes_a_frozen_keeper_that_this_libc_cannot_run_and_exits_with_115(container, tmp_path):
     container.bundle = make_bundle(tmp_path / "musl", (FROZEN,))
     container.write()
     container.add(
@@ -164,7 +164,7 @@ def test_without_a_writable_temporary_folder_the_keeper_is_unpacked_on_the_share
     assert unpacked.stat().st_mode & 0o777 == 0o700
 
 
-def test_without_any_folder_for_programs_the_error_names_all_that_were_tried(container):
+def test_without_a_writable_folder_for_the_keeper_the_error_names_all_folders_that_were_tried(container):
     container.link("python3", sys.executable)
     container.write()
     script = container.workspace.run_sh
@@ -209,7 +209,7 @@ def test_an_installed_bundle_is_found(installed):
     assert bundle_for("image") is None
 
 
-def test_without_an_installed_bundle_only_a_file_that_requires_it_is_refused():
+def test_a_missing_bundle_is_an_error_only_if_the_experiment_file_requires_a_bundle():
     assert bundle_for("auto") is None
     with pytest.raises(
         BundleUnusable, match=f"not installed; run pip install trial-keeper-bundle=={__version__}"
@@ -235,7 +235,7 @@ def test_a_damaged_bundle_is_refused(installed, content):
 
 
 @pytest.mark.parametrize("name", ["v2_openpai", "v2_frameworkcontroller", "v2_kubeflow"])
-def test_a_file_that_requires_a_bundle_is_refused_before_anything_starts(tmp_path, name):
+def test_the_offline_check_refuses_an_experiment_file_that_requires_a_missing_bundle(tmp_path, name):
     corpus = Path(__file__).parents[1] / "golden/config/files"
     shutil.copytree(corpus, tmp_path / "files")
     file = tmp_path / "files" / f"{name}.yml"

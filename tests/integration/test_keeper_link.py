@@ -101,7 +101,7 @@ def test_a_keeper_replaces_a_dead_connection_behind_a_proxy_that_still_accepts_b
         broke_at_s = time.monotonic()
         site.open_gate("gate")
         assert keeper.wait() == 0
-        # A keeper that does not replace the dead connection would linger for 30 s, and exit without sending the trial's end.
+        # A keeper that does not replace the dead connection would wait 30 s, and then exit without sending the trial's end.
         assert time.monotonic() - broke_at_s < 28
         assert_all_is_stored_once(site)
         assert site.manager.all_of(TrialEnded) == [exit_of(site)]

@@ -291,7 +291,7 @@ def test_metrics_that_a_trial_reports_after_sigterm_arrive(site):
 
 
 @pytest.mark.parametrize("command", ["exec sleep 100", "sleep 100; true"])
-def test_a_trial_that_a_cluster_signals_just_before_its_keeper_ends_with_the_job(site, command):
+def test_a_trial_has_reason_job_lost_if_it_receives_sigterm_just_before_its_keeper(site, command):
     site.add_trial(f"echo $$ > written; mv written pid; {command}")
     keeper = site.start_keeper()
     wait_until((site.code / "pid").exists, "the trial has written its pid")
@@ -303,7 +303,7 @@ def test_a_trial_that_a_cluster_signals_just_before_its_keeper_ends_with_the_job
     assert exit_of(site).reason is ExitReason.JOB_LOST
 
 
-def test_a_trial_that_only_is_signalled_ends_with_the_signal(site):
+def test_a_trial_has_reason_signal_if_only_the_trial_receives_sigterm(site):
     site.add_trial("kill -TERM $$; sleep 100")
     assert site.start_keeper().wait() == 128 + signal.SIGTERM
     assert exit_of(site).reason is ExitReason.SIGNAL

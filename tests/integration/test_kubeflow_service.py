@@ -1,4 +1,6 @@
-"""Behaviour of only Kubeflow's operators and Kubernetes Jobs. tests/contract/test_platform_jobs.py tests the shared behaviour."""
+"""Behaviour that only Kubeflow's operators and plain Kubernetes Jobs have. tests/contract/test_platform_jobs.py tests the
+behaviour that all platforms share.
+"""
 
 import contextlib
 from dataclasses import replace

@@ -331,8 +331,8 @@ def test_a_watch_that_times_out_continues_from_its_bookmark(cluster, server, mon
 
     with RecordedWatch(cluster) as told:
         assert told.next() == ("Synced",)
-        # The watch receives no events of namespaces. So only a bookmark moves the watch beyond this change, and beyond the
-        # history that the server drops below.
+        # The watch receives no events of namespaces, so only a bookmark can move its position beyond this change. Below, the
+        # server drops its history up to this change.
         server.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
         watches(2)
         server.store.oldest = server.store.version
@@ -409,7 +409,9 @@ def test_an_optional_watch_without_permission_reports_one_failure_and_ends(clust
 
 
 class SteppedEvent:
-    """Replaces the event that a thread waits on. Each wait returns at once. After waits of a minute in total, a callback runs."""
+    """Replaces the event that a thread waits on. Each wait returns at once. A callback runs once, when the requested waits add up
+    to a minute.
+    """
 
     def __init__(self, after_a_minute):
         self.waits_s, self._after = [], after_a_minute

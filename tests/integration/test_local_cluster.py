@@ -570,7 +570,7 @@ def test_an_unknown_log_name_or_a_path_is_refused(play, name):
     play(scenario)
 
 
-def test_state_changes_that_a_job_requests_are_sent_to_the_webhook_and_the_notification_file(play, tmp_path):
+def test_the_webhook_and_the_notification_file_receive_the_state_changes_that_a_job_selects(play, tmp_path):
     async def scenario(cluster):
         wanted = {"running": True, "succeeded": True, "retried": True}
         again = '[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ]'

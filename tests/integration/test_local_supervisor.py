@@ -121,7 +121,7 @@ def test_the_script_does_not_run_if_a_required_mount_fails(container, said, tmp_
     assert f"cannot give this task its own {tmp_path}: " in said("runtime")
 
 
-def test_a_claimed_container_folder_cannot_be_started_again(container, tmp_path):
+def test_no_supervisor_starts_in_a_container_folder_that_is_already_claimed(container, tmp_path):
     container(f"echo ran >> {tmp_path}/ran")
     folder = tmp_path / "containers/c"
     assert forked(folder) != BEGUN

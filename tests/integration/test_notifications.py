@@ -207,7 +207,7 @@ class Mails:
 
 
 class MailServer(Controller):
-    """Counts the open connections, because `stop` leaves these open."""
+    """A mail server that counts its open connections, because `stop` does not close them."""
 
     connections = 0
 

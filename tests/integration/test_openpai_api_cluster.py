@@ -80,7 +80,7 @@ def test_users_change_their_own_password_with_the_old_password(here):
     assert here.client(None).post("/api/v2/authn/basic/login", json=login).status_code == 200
 
 
-def test_an_administrator_changes_rights_and_passwords_but_the_last_one_remains_an_administrator(here):
+def test_an_administrator_changes_rights_and_passwords_but_cannot_demote_the_only_admin(here):
     ada, bob = logged_in(here, "ada"), logged_in(here, "bob")
     made = {"data": {"username": "bob", "admin": True}, "patch": True}
     refused(bob.put(f"{API}/users", json=made), 403, "ForbiddenUserError")

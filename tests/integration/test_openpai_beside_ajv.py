@@ -1,4 +1,6 @@
-"""Mutated jobs are checked here and by the rules of OpenPAI's server: a job that is accepted here is accepted there."""
+"""Mutated jobs are checked by this project and by the rules of OpenPAI's server. The server must accept every job that this
+project accepts.
+"""
 
 import copy
 import math
@@ -77,7 +79,7 @@ def part(value, path):
 
 
 def mutate(job, choices):
-    """Change one part of a job: its value, its name, its presence, its number, or its place."""
+    """Change one part of a job: remove it, rename it, duplicate it, replace its value, or add a key beside it."""
     everywhere = list(paths(job))
     path = choices.choice(everywhere)
     parent, key = part(job, path[:-1]), path[-1]
@@ -115,7 +117,7 @@ def refusal_here(text):
     return ""
 
 
-def test_no_mutated_job_is_accepted_that_the_server_refuses():
+def test_every_mutated_job_that_this_project_accepts_is_accepted_by_the_server():
     choices = random.Random(amount(1, None))
     texts = [yaml.safe_dump(JOB), *(mutated_text(choices) for _ in range(JOBS))]
     verdicts = [
@@ -128,7 +130,7 @@ def test_no_mutated_job_is_accepted_that_the_server_refuses():
 
 
 @pytest.mark.parametrize("where", ["taskRoles", "ports", "deployments"])
-def test_a_name_that_javascript_takes_for_an_objects_prototype_is_refused_as_by_the_server(where):
+def test_the_key_that_sets_a_prototype_in_javascript_is_refused_like_on_the_server(where):
     job = copy.deepcopy(JOB)
     named = {
         "taskRoles": job["taskRoles"],

@@ -1,4 +1,4 @@
-"""Generated job texts are read here and by js-yaml, which OpenPAI's server uses.
+"""Generated job texts are parsed by this project and by js-yaml, which OpenPAI's server uses.
 
 Only texts whose value is a mapping are compared, because a job is a mapping. `docs/openpai-jobs.md` lists the differences.
 """

@@ -1,4 +1,4 @@
-"""Generated templates are filled in here and by mustache.js, in the same loop as in OpenPAI's server.
+"""Generated templates are rendered by this project and by mustache.js, with the same loop as in OpenPAI's server.
 
 `docs/openpai-jobs.md` lists the differences.
 """

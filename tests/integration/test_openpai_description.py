@@ -91,7 +91,7 @@ def as_json_schema(node):
 
 
 def response_schema(document, operation, status):
-    """The JSON schema of a response; None if the body of the response is described in another way.
+    """The JSON schema of a response; None if the description has no JSON schema for it.
 
     Raises:
         KeyError: the operation has no such status.
@@ -104,7 +104,9 @@ def response_schema(document, operation, status):
 
 
 def answer_of(here, name, path):
-    """The response to an operation. It concerns user eve or a new token if the operation removes one, else ada's job."""
+    """The response to an operation. An operation that removes a user or a token affects user eve or a new token. All other
+    operations use user ada and her job.
+    """
     verb = name.partition(" ")[0]
     of_user = {"DELETE /api/v2/users/{user}": "eve", "DELETE /api/v2/tokens/{token}": "ada"}.get(name, "ada")
     session = here.client(application=False)

@@ -1,5 +1,5 @@
-"""Behaviour of only OpenPAI's jobs: list calls, log server, links. tests/contract/test_platform_jobs.py tests the shared
-behaviour.
+"""Behaviour that only jobs on OpenPAI have: list calls, log server, links. tests/contract/test_platform_jobs.py tests the
+behaviour that all platforms share.
 """
 
 import contextlib

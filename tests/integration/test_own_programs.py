@@ -77,7 +77,7 @@ def test_a_program_of_another_user_needs_the_token(server):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run a program as another user")
 def test_a_real_process_of_another_user_needs_the_token(server):
-    """This test uses a real process. Its Python is that of the system, because other users can read it."""
+    """This test uses a real process. The process runs the system's Python, which other users can read."""
     python = shutil.which("python3", path="/usr/bin") or pytest.skip("no Python of the system")
     command = [python, "-I", "-c", REQUEST, f"http://127.0.0.1:{server.port}/summary"]
     done = subprocess.run(
@@ -232,8 +232,8 @@ def test_nginx_of_another_user_or_with_forwarding_headers_must_send_the_token(se
 
 
 def test_only_browser_requests_through_nginx_of_the_same_user_need_the_token(server, tmp_path):
-    """SECURITY.md documents this: such a proxy is a program of the user. It forwards the headers of a browser, which are
-    refused.
+    """SECURITY.md documents this: such a proxy is a program of the user. It forwards the headers of browsers, and the server
+    refuses requests with these headers.
     """
     with nginx(tmp_path / "own", server.port, "root") as port:
         url = f"http://127.0.0.1:{port}/"

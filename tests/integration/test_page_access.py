@@ -213,7 +213,7 @@ def test_an_invalid_login_code_is_refused_with_an_error(served, body):
     assert "Set-Cookie" not in answer.headers
 
 
-def test_only_a_short_login_code_is_accepted_without_a_session(served):
+def test_without_a_session_only_a_login_request_with_a_short_body_is_accepted(served):
     assert ask(served, "POST", data=b"x" * 2000).status_code == 413
     assert ask(served, "PUT", data=b"").status_code == 401
     assert ask(served, "DELETE").status_code == 401
@@ -278,9 +278,7 @@ def test_every_file_of_the_page_is_served_unchanged(served, browser):
             assert answer.headers["Content-Type"] == "text/javascript; charset=utf-8"
 
 
-def test_page_files_of_the_current_edition_are_cached_and_files_of_other_editions_are_revalidated(
-    served, browser
-):
+def test_page_files_of_the_current_edition_are_cached_and_those_of_others_are_revalidated(served, browser):
     document = browser.ask("GET", "/oview").text
     names = re.findall(rf'(?:src|href)="{served.prefix}(/page/[^"]+)"', document)
     assert len(names) > 3

@@ -1,4 +1,4 @@
-"""Tags and notes of a running experiment: after the manager was killed, and in a view while they change."""
+"""Tags and notes of a running experiment. They survive a killed manager and concurrent changes, and a view shows each change."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""The commands that bring a keeper of the bundle to a machine over SSH, in bash."""
+"""The shell commands that install a bundled keeper on a remote machine. The tests run them on this machine."""
 
 import dataclasses
 import subprocess
@@ -17,7 +17,7 @@ TOOLS = ("cat", "chmod", "cut", "gzip", "mkdir", "mktemp", "mv", "rm", "sha256su
 
 
 class Machine:
-    """A home, and the programs of a machine."""
+    """A simulated machine: its home folder, and a folder with its programs."""
 
     def __init__(self, folder, bundle):
         self.bundle, self.settings = bundle, RemoteMachine("machine")
@@ -48,7 +48,7 @@ class Machine:
         return self.run(command, self.bundle.archive(name).read_bytes() if body is None else body)
 
     def server(self, name):
-        """The output of the server's command with that bundle."""
+        """Run the command that starts the server, with the keeper of this archive; return its output."""
         folder = render.bundle_folder(self.bundle.digests[name])
         return self.run(render.server_command(self.settings, folder)).stdout.decode()
 
@@ -59,7 +59,7 @@ def machine(tmp_path):
 
 
 @pytest.mark.parametrize("has_python", [True, False])
-def test_the_archive_that_fits_is_unpacked_once_and_serves(machine, has_python):
+def test_the_archive_that_matches_the_machine_is_unpacked_and_its_keeper_starts(machine, has_python):
     name, kind = (OF_THIS_PYTHON, "1 1") if has_python else (FROZEN, "frozen")
     if has_python:
         machine.add_python()
@@ -70,7 +70,7 @@ def test_the_archive_that_fits_is_unpacked_once_and_serves(machine, has_python):
     assert [each.name for each in machine.kept.iterdir()] == [machine.bundle.digests[name][:16]]
 
 
-def test_a_keeper_of_the_bundle_precedes_one_of_another_version(machine):
+def test_a_bundled_keeper_is_preferred_to_an_installed_keeper_of_another_version(machine):
     (machine.programs / "trial-keeper").write_text("#!/bin/bash\necho another\n")
     (machine.programs / "trial-keeper").chmod(0o755)
     machine.settings = dataclasses.replace(machine.settings, python_path=str(machine.programs))
@@ -78,19 +78,19 @@ def test_a_keeper_of_the_bundle_precedes_one_of_another_version(machine):
     assert machine.server(FROZEN) == f"{FROZEN} frozen serve-machine\n"
 
 
-def test_nothing_is_chosen_if_no_archive_fits(machine):
+def test_no_archive_is_chosen_if_none_matches_the_machine(machine):
     machine.bundle = dataclasses.replace(machine.bundle, digests={})
     assert machine.choice() == []
 
 
-def test_an_archive_that_was_damaged_on_the_way_is_not_unpacked(machine):
+def test_an_archive_that_was_truncated_during_its_transfer_is_not_unpacked(machine):
     done = machine.install(FROZEN, machine.bundle.archive(FROZEN).read_bytes()[:-1])
     assert done.returncode == 1
     assert b"the archive was damaged on the way" in done.stderr
     assert list(machine.kept.iterdir()) == []
 
 
-def test_a_keeper_that_does_not_run_there_is_removed(machine):
+def test_a_bundled_keeper_that_cannot_run_on_the_machine_is_removed(machine):
     (machine.programs / "tar").unlink()
     (machine.programs / "tar").write_text(
         '#!/bin/bash\nwhile [ $# -gt 1 ]; do shift; done; printf "#!/bin/bash\\nexit 1\\n" > "$1/trial-keeper"\n'
@@ -101,7 +101,7 @@ def test_a_keeper_that_does_not_run_there_is_removed(machine):
     assert list(machine.kept.iterdir()) == []
 
 
-def test_two_managers_install_an_archive_at_once(machine):
+def test_several_managers_can_install_the_same_archive_at_the_same_time(machine):
     done = []
     installs = [threading.Thread(target=lambda: done.append(machine.install(FROZEN))) for _ in range(4)]
     for each in installs:
@@ -113,5 +113,5 @@ def test_two_managers_install_an_archive_at_once(machine):
     assert machine.server(FROZEN) == f"{FROZEN} frozen serve-machine\n"
 
 
-def test_the_command_without_a_bundle_says_that_there_is_no_keeper(machine):
+def test_the_server_command_without_a_bundle_exits_with_the_code_for_a_missing_keeper(machine):
     assert machine.run(render.server_command(machine.settings)).returncode == render.NO_KEEPER

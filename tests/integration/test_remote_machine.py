@@ -1,4 +1,6 @@
-"""The program that serves a manager on a machine, through its stdin and stdout."""
+"""`trial-keeper serve-machine`, which runs on a remote machine. It receives requests of the manager on stdin and sends responses
+on stdout.
+"""
 
 import hashlib
 import os
@@ -21,7 +23,7 @@ WAITS = 'touch "$TRIAL_KEEPER_JOB_ID.started"; read -r line < gate; exit "$line"
 
 
 class Server:
-    """A program that serves. Its requests are answered in any order."""
+    """A running `serve-machine` process. Its responses may arrive in any order."""
 
     def __init__(self, home, experiment_id="EXPT", is_manager=True):
         command = [sys.executable, "-m", "trial_keeper", "serve-machine"]
@@ -105,7 +107,7 @@ def release(server, code):
         gate.write(f"{code}\n")
 
 
-def test_it_tells_its_version_and_makes_private_folders(serve, tmp_path):
+def test_the_server_reports_its_version_and_creates_private_folders(serve, tmp_path):
     server = serve()
     assert server.hello["version"] == __version__
     assert server.root == str(tmp_path / ".cache/trial-keeper/k/EXPT")
@@ -138,7 +140,7 @@ def test_a_job_does_not_read_the_start_up_file_of_ssh_sessions(serve, tmp_path, 
     assert server.next_end()["job"]["message"] == "done"
 
 
-def test_a_job_outlives_the_program_and_a_later_one_knows_its_exit_code(server, serve):
+def test_a_job_outlives_its_server_and_a_later_server_reports_its_exit_code(server, serve):
     pid = server.start()["pid"]
     server.close()
     assert processes.state_of(pid) == "S"
@@ -150,7 +152,7 @@ def test_a_job_outlives_the_program_and_a_later_one_knows_its_exit_code(server, 
     assert last.state()["exit_code"] == 3
 
 
-def test_a_job_whose_shell_was_killed_ends_with_its_keeper(server):
+def test_a_job_with_a_killed_shell_ends_with_its_keeper_and_has_no_exit_code(server):
     pid = server.start()["pid"]
     processes.kill(processes.ProcessStat.of(pid).parent)
     release(server, 3)
@@ -158,7 +160,7 @@ def test_a_job_whose_shell_was_killed_ends_with_its_keeper(server):
     assert (end["has_ended"], end["exit_code"]) == (True, None)
 
 
-def test_signals_reach_the_keeper_and_a_kill_reaches_everything(server):
+def test_a_signal_is_sent_to_the_keeper_and_a_kill_ends_all_processes_of_the_job(server):
     server.put("run.sh", b"trap '' TERM; sleep 1000 & echo ready; wait; wait")
     pid = server.start()["pid"]
     log = Path(server.root, "jobs/job.log")
@@ -172,20 +174,20 @@ def test_signals_reach_the_keeper_and_a_kill_reaches_everything(server):
     assert server.ask("signal", job_id="job", signal_number=int(signal.SIGTERM)).header == {"is_sent": False}
 
 
-def test_a_later_program_ends_an_earlier_one_whose_connection_hangs(serve):
+def test_a_new_server_kills_the_earlier_server_of_the_same_experiment(serve):
     earlier = serve()
     serve()
     assert earlier.process.wait(DEADLINE_S) == -signal.SIGKILL
 
 
-def test_programs_for_other_experiments_and_for_readers_of_files_stay(serve):
+def test_a_new_server_of_another_experiment_or_of_a_file_reader_kills_no_server(serve):
     other = serve("OTHER")
     serve()
     serve("OTHER", False)
     assert other.ask("folders", path="trials").header == {"names": []}
 
 
-def test_code_is_kept_by_its_digest_until_no_experiment_uses_it(serve):
+def test_code_is_stored_under_its_digest_until_no_experiment_uses_it(serve):
     content = b"the code"
     digest = hashlib.sha256(content).hexdigest()
     first = serve()
@@ -202,7 +204,7 @@ def test_code_is_kept_by_its_digest_until_no_experiment_uses_it(serve):
     assert os.listdir(f"{os.path.dirname(first.root)}/code") == []
 
 
-def test_code_that_arrives_damaged_is_refused(serve):
+def test_received_code_with_a_wrong_digest_is_refused(serve):
     server = serve()
     said = server.put("code.tar.gz", b"the cofe", hashlib.sha256(b"the code").hexdigest())
     assert said == {"error": "what has arrived of code.tar.gz has another digest"}
@@ -228,7 +230,7 @@ def test_links_and_pipes_in_place_of_files_are_not_read(serve, tmp_path):
     assert server.ask("folders", path="trials/absent").header == {"names": []}
 
 
-def test_the_socket_has_a_short_path_that_is_always_the_same(serve, tmp_path):
+def test_the_socket_path_is_short_and_every_server_of_an_experiment_returns_the_same_path(serve, tmp_path):
     server = serve()
     path = server.ask("free_socket").header["path"]
     assert len(path) < 108
@@ -237,7 +239,7 @@ def test_the_socket_has_a_short_path_that_is_always_the_same(serve, tmp_path):
         assert path == f"{server.root}/manager.sock"
 
 
-def test_gpus_are_those_of_nvidia_smi(tmp_path, monkeypatch, serve):
+def test_the_server_returns_the_gpus_or_the_error_that_nvidia_smi_reports(tmp_path, monkeypatch, serve):
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text(

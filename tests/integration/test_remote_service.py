@@ -1,4 +1,4 @@
-"""Connections to machines that hang: jobs are started once, and their ends are reported once."""
+"""The connection to a remote machine hangs. Each job is still started only once, and its end is reported once."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ def platform(tmp_path, monkeypatch):
 
 
 async def submit_again(service, settings):
-    """Submit a job until the machine answers."""
+    """Repeat the submission of a job until the machine responds."""
     while True:
         try:
             await service.submit(settings)
@@ -60,14 +60,14 @@ async def test_a_connection_that_hangs_is_replaced(platform):
     assert len(platform.ends) == 1
 
 
-async def test_a_start_that_was_not_answered_is_repeated_on_the_same_machine_and_runs_once(platform):
+async def test_a_start_request_without_a_response_is_repeated_on_the_same_machine_and_runs_once(platform):
     async with platform.manager() as service:
         await service.reserve("trial1")
         frozen = platform.machine.freeze()
         with pytest.raises(RetryableError, match="cannot reach"):
             await service.submit(platform.settings())
         service.release("trial1")
-        thaw(frozen)  # what was sent may arrive now
+        thaw(frozen)  # the machine may receive the first request now
         await service.reserve("trial1")
         await asyncio.wait_for(submit_again(service, platform.settings()), DEADLINE_S)
         await platform.has_started()
@@ -77,7 +77,7 @@ async def test_a_start_that_was_not_answered_is_repeated_on_the_same_machine_and
     assert len(platform.ends) == 1
 
 
-async def test_a_job_whose_start_was_not_answered_can_be_stopped(platform):
+async def test_a_job_can_be_stopped_after_its_start_request_received_no_response(platform):
     async with platform.manager() as service:
         await service.reserve("trial1")
         platform.machine.freeze()

@@ -34,11 +34,11 @@ def key(site, name):
 
 
 def has(site, name, path):
-    """True if the machine has the file, below its folder of the experiment."""
+    """True if the experiment's folder on this machine contains the file."""
     return (site.machines[name].home / ".cache/trial-keeper" / key(site, name) / "EXPT" / path).exists()
 
 
-def test_a_trial_that_has_moved_gets_its_files_while_its_earlier_machine_is_unreachable(site, pool):
+def test_the_files_of_a_moved_trial_are_sent_although_its_previous_machine_is_unreachable(site, pool):
     path = pool.workspace.trial("trial1").trial_json
     path.write_text("{}")
     name = path.relative_to(pool.workspace.root)

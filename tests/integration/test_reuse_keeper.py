@@ -386,7 +386,7 @@ def test_trials_start_cold_after_the_warm_interpreter_died(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     job = Job(site, warm_imports=("json",))
     until_warm(job)
-    # The keeper's other child is the standby fork, which leads no session.
+    # The keeper's other child is the standby fork, which is not a session leader.
     (interpreter,) = (
         child for child in psutil.Process(job.keeper.pid).children() if os.getsid(child.pid) == child.pid
     )

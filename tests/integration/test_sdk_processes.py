@@ -108,7 +108,7 @@ def test_parent_and_child_continue_the_sequence_numbers_separately_after_a_fork(
 def modules_loaded_by(code: str, environ: dict[str, str]) -> set[str]:
     """The modules that `code` loads in a new interpreter."""
     program = "import os, sys; before = set(sys.modules)\n" + code + "\nprint(*set(sys.modules) - before)"
-    # With -S, modules that .pth files import at startup are not loaded before `code`, so they are counted.
+    # -S disables .pth files. They could import modules before `code`, and the test would not count these modules.
     result = subprocess.run(
         [sys.executable, "-S", "-c", program],
         env=environ,

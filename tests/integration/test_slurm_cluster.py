@@ -1,4 +1,4 @@
-"""The tests' own Slurm: two nodes that run jobs, and nothing that outlives it."""
+"""The Slurm cluster that the tests start: its two nodes run jobs, and no process outlives the cluster."""
 
 from real_experiment import wait_until
 from slurm_here import NODES, a_slurm_here

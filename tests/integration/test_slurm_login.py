@@ -1,4 +1,4 @@
-"""Slurm's commands on a login node over SSH: what `nnictl create` checks there, and what runs there."""
+"""Slurm's commands on a login node over SSH: the checks of `nnictl create`, and the calls of a running manager."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ COMMANDS = {
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    """A login node with Slurm's commands, which this machine does not have."""
+    """A login node with Slurm's commands. The PATH of the test process has no such commands."""
     # Debian's /etc/profile sets PATH.
     environ = {"CLUSTER": "there", "PATH": f"{tmp_path / 'site/login/bin'}:/usr/bin:/bin"}
     with a_login_node(tmp_path / "site", environ) as node:
@@ -67,30 +67,30 @@ def test_a_login_node_with_an_unknown_host_key_is_refused(node, platform):
     assert refused(platform).startswith(f"cannot trust {node.address}: its host key is not the one in")
 
 
-def test_a_login_node_that_refuses_the_key_is_named_with_a_command_to_try(node, platform):
+def test_the_error_for_a_refused_ssh_key_names_the_login_node_and_a_command_to_try(node, platform):
     (node.machine.folder / "authorized_keys").write_text("")
     said = refused(platform, Unauthenticated)
     assert said.startswith(f"cannot log in to {node.address}: ")
     assert f"`ssh -p {node.machine.port} 127.0.0.1 true` works" in said
 
 
-def test_a_login_node_that_does_not_answer_can_be_tried_again(node, platform):
+def test_an_unreachable_login_node_is_a_retryable_error(node, platform):
     node.machine.stop()
     assert refused(platform, MachineAway).startswith(f"cannot reach {node.address} over SSH: ")
 
 
-def test_a_host_without_slurm_is_no_login_node(node, platform):
+def test_a_login_node_without_the_commands_of_slurm_is_refused(node, platform):
     (node.machine.home / ".bash_profile").write_text("export PATH=/absent\n")
     said = refused(platform, SlurmMissing)
     assert said.startswith(f"cannot find Slurm's scontrol on PATH of {node.address}; ")
 
 
-def test_a_login_shell_that_runs_no_commands_is_refused_with_its_words(node, platform):
+def test_the_error_for_a_login_shell_that_exits_at_once_contains_the_message_of_the_shell(node, platform):
     (node.machine.home / ".bash_profile").write_text("echo the account has expired >&2; exit 1\n")
     assert "its login shell says 'the account has expired'" in refused(platform)
 
 
-def test_another_user_on_the_login_node_is_refused(node, platform):
+def test_a_login_with_another_user_id_than_that_of_nnictl_is_refused(node, platform):
     add(node, "id", "echo 4711")
     said = refused(platform)
     assert f"its user id is 4711, and nnictl's is {os.geteuid()}" in said
@@ -105,7 +105,7 @@ def test_a_login_node_without_the_managers_python_is_refused(platform, monkeypat
 def test_a_login_node_that_does_not_share_the_folder_is_refused(node, platform, tmp_path):
     platform.config.log_dir = folder = tmp_path / "work"
     folder.mkdir()
-    # The shell of the login node has another file system at the folder.
+    # The login shell has its own mount namespace, with another file system mounted over the folder.
     with (node.machine.home / ".bash_profile").open("a") as profile:
         profile.write(f"exec unshare --mount bash -c 'mount -t tmpfs none {folder}; exec bash'\n")
     assert f"so it does not share {folder}; set experimentWorkingDirectory" in refused(platform)
@@ -118,7 +118,7 @@ def slurm(node):
     slurm.close()
 
 
-def test_a_job_is_submitted_from_a_login_shell_and_no_list_of_processes_shows_its_token(node, slurm):
+def test_a_job_is_submitted_from_a_login_shell_and_no_command_line_contains_its_token(node, slurm):
     assert slurm.submit(["sbatch", "--parsable"], "#!/bin/bash\n", {"TRIAL_KEEPER_TOKEN": "c0ffee"}) == "7"
     environ = (node.machine.home / "environ").read_text().splitlines()
     assert {"TRIAL_KEEPER_TOKEN=c0ffee", "CLUSTER=there"} <= {*environ}
@@ -140,7 +140,7 @@ def test_a_lost_connection_is_opened_again(node, slurm):
     wait_until(answers, "the login node answers again")
 
 
-def test_commands_that_do_not_end_in_time_leave_room_for_later_ones(node, slurm, monkeypatch):
+def test_commands_that_time_out_do_not_use_up_the_ssh_sessions_of_later_commands(node, slurm, monkeypatch):
     with monkeypatch.context() as short:
         short.setattr(client, "_TIMEOUT_S", 0.3)
         add(node, "squeue", "exec sleep 600")
@@ -150,7 +150,7 @@ def test_commands_that_do_not_end_in_time_leave_room_for_later_ones(node, slurm,
     assert slurm.cluster().name == "there"
 
 
-def test_a_call_after_the_end_raises(slurm):
+def test_a_call_after_close_raises_an_error(slurm):
     slurm.close()
     with pytest.raises(NniManagerError, match="the manager is closing"):
         slurm.cluster()

@@ -1,4 +1,6 @@
-"""The training service on a real Slurm, beyond the rules that all platforms share (tests/contract)."""
+"""Behaviour that only the Slurm training service has, on a real Slurm. tests/contract tests the behaviour that all platforms
+share.
+"""
 
 import time
 from pathlib import Path
@@ -28,7 +30,7 @@ def conf():
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, conf):
-    """The cluster, and an experiment whose jobs run the script that a test writes; `ends` are their ends."""
+    """The cluster, and an experiment whose jobs run the script that a test writes. `ends` lists the reported ends of jobs."""
     monkeypatch.setattr(slurm_service, "POLL_S", POLL_S)
     workspace, jobs = Workspace(tmp_path / "EXPT"), tmp_path / "jobs"
     workspace.root.mkdir()
@@ -71,7 +73,7 @@ async def test_a_killed_job_ends_at_once_although_its_process_ignores_sigterm(pl
     await service.close()
 
 
-async def test_a_job_that_slurm_has_forgotten_has_ended_if_it_had_started(place):
+async def test_a_started_job_that_slurm_does_not_list_any_more_has_ended(place):
     write(place, "echo last words; exit 3")
     first = place.service()
     first.on_job_ended = lambda ended: None

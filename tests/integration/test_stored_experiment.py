@@ -100,8 +100,8 @@ def changing_routes(app, trial_id):
     mount = app.routes[0]
     for route in mount.routes:
         for method in sorted(route.methods - {"GET", "HEAD"}):
-            # The test skips routes that open a session of the page, that show logs in TensorBoard, or that a manager refuses,
-            # too.
+            # The test skips routes that open a session of the page or start TensorBoard, and routes that a manager refuses as
+            # well.
             if not route.path.startswith(
                 ("/entrance", "/session", "/tensorboard", "/experiment/cluster-metadata")
             ) and ((method, route.path) != ("POST", "/experiment")):

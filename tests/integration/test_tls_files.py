@@ -1,4 +1,4 @@
-"""A manager and the page of all experiments over HTTPS with a certificate from files, on loopback and beyond it."""
+"""A manager that serves HTTPS with a certificate from files, on loopback and beyond loopback."""
 
 import dataclasses
 import os
@@ -57,7 +57,7 @@ def test_a_manager_on_loopback_uses_https_with_the_certificate_of_the_files(runn
     with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as plain:
         plain.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"ok" not in plain.recv(1000)
-    # Keepers of this machine connect as without the files.
+    # Keepers on this machine connect in the same way as without certificate files.
     wait_until(lambda: running.summary()["counts"]["RUNNING"] == 1, "the trial runs")
 
 
@@ -69,7 +69,7 @@ def test_nnictl_does_not_connect_to_a_server_with_another_certificate(running, t
         ManagerClient("TESTEXPT", wrong).summary()
 
 
-def test_curl_of_the_same_user_needs_no_token_but_the_certificate(running, files):
+def test_curl_of_the_same_user_needs_the_certificate_but_no_token(running, files):
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     command = ["curl", "--silent", "--show-error", "--cacert", files.certificate]
@@ -86,7 +86,7 @@ def test_another_user_of_the_machine_needs_the_token_over_tls(running):
         pytest.skip("needs curl, and root to run it as another user")
     statuses = []
     for path in ("livez", "api/v1/nni/check-status"):
-        # That user cannot read the file of the certificate, which is in a folder of this test.
+        # The other user cannot read the certificate file, so curl does not verify the certificate.
         asked = ["curl", "--silent", "--insecure", "--output", "/dev/null", "--write-out", "%{http_code}"]
         url = f"https://127.0.0.1:{running.port}/{path}"
         done = subprocess.run([*AS_NOBODY, *asked, url], capture_output=True, text=True, check=True)
@@ -94,7 +94,7 @@ def test_another_user_of_the_machine_needs_the_token_over_tls(running):
     assert statuses == ["200", "401"]
 
 
-def test_requests_for_a_host_name_of_the_certificate_are_accepted_and_others_refused(running, files):
+def test_requests_are_accepted_only_for_host_names_of_the_certificate(running, files):
     for host, status in (("lab.example", 200), ("LAB.example:8443", 200), ("evil.example", 400)):
         answer = requests.get(
             f"https://localhost:{running.port}/livez",
@@ -128,7 +128,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(running, files):
     )
 
 
-def test_the_former_certificate_stays_while_only_one_of_the_two_files_is_renewed(running, files, tmp_path):
+def test_the_previous_certificate_is_used_until_both_files_are_renewed(running, files, tmp_path):
     before = files.certificate.read_text()
     later = issue(tmp_path / "later")
     shutil.copy(later.certificate, files.certificate)
@@ -149,7 +149,7 @@ def test_the_former_certificate_stays_while_only_one_of_the_two_files_is_renewed
     assert running.summary()["id"] == "TESTEXPT"
 
 
-def test_a_manager_beyond_loopback_with_files_publishes_the_host_name_of_the_certificate(tmp_path, files):
+def test_a_manager_beyond_loopback_publishes_the_host_name_in_its_certificate_file(tmp_path, files):
     experiment = RealExperiment(tmp_path / "made", ENDLESS, maxTrialNum=1)
     experiment.create()
     experiment.start(host="0.0.0.0", options=WebServerOptions(tls=files).arguments()[2:])
@@ -163,13 +163,13 @@ def test_a_manager_beyond_loopback_with_files_publishes_the_host_name_of_the_cer
         experiment.close()
 
 
-def test_an_unusable_key_is_the_error_of_the_start(tmp_path, files):
+def test_a_manager_does_not_start_with_a_key_file_that_other_users_can_read(tmp_path, files):
     files.key.chmod(0o644)
     with pytest.raises(AssertionError, match=r"cannot use --tls-key .* lets other users read"):
         started(tmp_path / "made", files)
 
 
-def test_an_experiment_is_followed_also_after_a_renewal(tmp_path, files):
+def test_an_experiment_can_be_followed_after_a_renewal_of_its_certificate(tmp_path, files):
     experiment = RealExperiment(tmp_path / "made", "pass\n", maxTrialNum=1)
     experiment.create()
     experiment.start(options=WebServerOptions(tls=files).arguments()[2:])

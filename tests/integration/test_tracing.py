@@ -36,7 +36,7 @@ class Collector(http.server.ThreadingHTTPServer):
         self.spans = queue.Queue()
 
     def trace(self):
-        """Wait for the spans of a trial; the last one is its own."""
+        """Wait for the spans of a trial and return them; the last one is the span `trial`."""
         trace = [self.spans.get(timeout=DEADLINE_S)]
         while trace[-1][1].name != "trial":
             trace.append(self.spans.get(timeout=DEADLINE_S))
@@ -84,7 +84,7 @@ def open_gate(experiment):
 
 
 def run_to_the_end(experiment):
-    """Run the manager until its trial has ended, then stop it; it exits."""
+    """Run the manager until its trial has ended, stop the experiment, and wait until the manager exits."""
     open_gate(experiment)
     experiment.start()
     experiment.wait_for_status("DONE")

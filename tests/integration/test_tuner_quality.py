@@ -101,7 +101,7 @@ def test_the_quality_check_fails_for_a_random_sampler_in_place_of_tpe(measured, 
     assert not any(row.holds for row in rows), measured.render(rows)
 
 
-def test_sampled_peer_dimensions_give_parameters_in_the_search_space(real):
+def test_values_drawn_for_the_dimensions_of_peers_give_parameters_in_the_search_space(real):
     described = importlib.import_module("peer_process")
     drawn = random.Random(1)
     for problem in real.REAL_PROBLEMS.values():

@@ -226,8 +226,8 @@ def comparable(result):
 
 
 def endings_for(python):
-    """All endings for the oldest Python, the newest Python and the Python of the tests. In the short test, each other Python
-    has a third of the endings.
+    """The test cases of how a script ends. The oldest Python, the newest Python and the Python of the tests get all cases. In the
+    short test, each other Python gets a third of them.
     """
     usable = [path for path in PYTHONS.values() if path]
     in_full = (usable[0], PYTHONS.get(f"3.{sys.version_info.minor}"), usable[-1])

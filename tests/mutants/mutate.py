@@ -1,11 +1,9 @@
-"""Mutation test: plants small bugs in a copy of the tree, one at a time, and runs the tests that fit the changed module.
+"""Mutation test: plants small bugs in a copy of the tree, one at a time, and runs the tests of the changed module.
 
 `make mutants` calls it. A mutant is killed if a test fails or hangs. The killing test then runs once on the unchanged code: a
-test that fails anyway detects nothing. A survivor shows what no test checks: write a test, simplify the code, or explain in
-explained.txt why both behave alike.
-
-Not mutated: messages, log lines, annotations, decorators, docstrings, assignments in `__init__`, and named numbers of a module. A
-test of their exact text or value would repeat the code.
+test that fails there too kills no mutant. A survivor shows behaviour that no test checks. Write a test, simplify the code, or
+explain in explained.txt why the mutant behaves like the original. Not mutated: messages, log lines, annotations, decorators,
+docstrings, assignments in `__init__`, and named numbers of a module. A test of their exact text or value would repeat the code.
 """
 
 from __future__ import annotations
@@ -225,9 +223,9 @@ def is_valid(mutant: Mutant, source: str) -> bool:
 
 
 def sampled(root: Path, targets: Sequence[str], size: int, seed: int, only: str = "") -> list[Mutant]:
-    """A random sample of the mutants of these folders; a seed always draws the same one from the same code.
+    """A random sample of the mutants of these folders.
 
-    `only`: a text that is part of their paths.
+    The same seed and the same code give the same sample. `only`: a text that the path of each sampled file contains.
     """
     sources = {
         str(file.relative_to(root)): file.read_text()
@@ -241,7 +239,9 @@ def sampled(root: Path, targets: Sequence[str], size: int, seed: int, only: str 
 
 
 def explanations(text: str) -> dict[tuple[str, str, str], str]:
-    """The reasons of explained survivors by path and lines, from blocks of path, `- before`, `+ after` and reason."""
+    """The reasons of explained survivors, by path, line before and line after. Each block of the text has a path, a line `-
+    before`, a line `+ after` and a reason.
+    """
     known = {}
     for block in re.split(r"\n\s*\n", text):
         lines = [line for line in block.strip().splitlines() if not line.startswith("#")]
@@ -276,7 +276,7 @@ def tests_of(root: Path, path: str) -> list[list[str]]:
 
 
 class Copy:
-    """A copy of the tree with a virtual environment of its own, whose packages are those of the running Python."""
+    """A copy of the tree with its own virtual environment, which can import the packages of the running Python."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.folder = folder
@@ -316,7 +316,7 @@ class Copy:
 
     @contextlib.contextmanager
     def changed(self, path: str, text: str) -> Iterator[None]:
-        """Put this text into a file of the copy for a while."""
+        """Replace the content of a file in the copy during the block."""
         file = self.tree / path
         before = file.read_text()
         try:
@@ -356,7 +356,7 @@ class Copy:
         return failed[1].partition("[")[0] if failed else "a hang"
 
     def _kill(self) -> None:
-        """Kill the tests and the processes that they have left, which the copy's path identifies."""
+        """Kill the tests and the processes that they have left. These processes have the copy's path in their command lines."""
         if self._process is None:
             return
         for process in psutil.process_iter():
@@ -368,7 +368,7 @@ class Copy:
         self._process.wait()
 
     def end(self) -> None:
-        """Kill the running tests, and start none any more."""
+        """Kill the running tests, and prevent the start of further tests."""
         with self._lock:
             self._is_ended = True
             self._kill()

@@ -1,6 +1,6 @@
-"""Fails when product code outside the packages of platforms names one, or asks which one an experiment runs on.
+"""Fails when product code outside the packages of platforms names a platform, or checks which platform an experiment runs on.
 
-Identifiers and texts are checked, without comments and docstrings.
+It checks identifiers and strings, but no comments or docstrings.
 """
 
 import ast

@@ -113,7 +113,7 @@ def texts_of(suffix: str, content: str) -> Iterator[Text]:
 
 
 def texts_of_python(content: str) -> Iterator[Text]:
-    """The docstrings, comments and test names of a module; also strings below an attribute."""
+    """The docstrings, comments and test names of a module, and the strings that document attributes."""
     for node in ast.walk(ast.parse(content)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             yield Text(node.lineno, node.name.replace("_", " "), False)

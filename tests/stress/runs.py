@@ -29,7 +29,7 @@ class RunResult(NamedTuple):
 
 
 def run_tests(*command: str, **environ: str) -> RunResult:
-    """Run a command that runs pytest once. A command that fails without pytest has exit status -1."""
+    """Run this command once; it runs pytest. The exit status is -1 if the command fails without a report of pytest."""
     with tempfile.TemporaryDirectory() as folder:
         reports = Path(folder, "failures.json")
         plugin = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
@@ -42,7 +42,7 @@ def run_tests(*command: str, **environ: str) -> RunResult:
 
 
 def _run(command: Sequence[str], environ: dict[str, str]) -> int:
-    """The exit code. After Ctrl-C, pytest and its workers get one SIGINT, and time to end what they started."""
+    """The exit code. After Ctrl-C, pytest and its workers get one SIGINT, and time to end the processes that they started."""
     process = subprocess.Popen(command, cwd=ROOT, env=environ, start_new_session=True)
     try:
         return process.wait()

@@ -286,7 +286,7 @@ def replaced_by_a_link(file: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [removed, replaced_by_a_link])
-def test_a_file_that_was_removed_after_a_failed_read_has_size_0_once_the_lag_of_the_storage_is_over(
+def test_a_file_removed_after_a_failed_read_has_size_0_after_the_lag_of_the_shared_storage(
     folder, tail, change, monkeypatch
 ):
     append(folder, Stream.METRICS, b"abc")

@@ -44,7 +44,9 @@ def auto(raw, seed=1, optimize_mode="minimize"):
 
 
 def run(tuner, keys, value_of):
-    """Asks the tuner for each key in turn and tells the result. Returns the trials that the store would keep."""
+    """Ask the tuner for parameters for each key in turn, and report their value to the tuner. Return the trials that the store
+    would contain.
+    """
     history = []
     for key in keys:
         asked = tuner.ask(key)
@@ -371,7 +373,7 @@ def test_the_tuner_keeps_a_bounded_number_of_the_points_of_10_000_trials():
             study.note_tried(trials[: first + 1_000])
             assert len(study.points_of(trials[first : first + 200])) == 200
         assert len(study.points) == 200
-        # x, C and z are real numbers: a point that has one of them never recurs, so `tried` omits it. Others have only n.
+        # x, C and z are real numbers. A point with one of them never recurs, so `tried` omits it. The other points have only n.
         assert len(study.tried) == most
 
 

@@ -19,7 +19,7 @@ def certificate(tmp_path: Path) -> Certificate:
 
 
 class Server:
-    """Answers every connection with its certificate. Without a certificate, the answer is a line that is not TLS."""
+    """A server that sends its certificate on every connection. Without a certificate, it sends a line that is not TLS."""
 
     def __init__(self, certificate: Certificate | None) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -210,7 +210,7 @@ def test_no_control_group_is_created_in_the_root_group_of_a_machine(a_machine):
     assert [path.name for path in (root / "sys/fs/cgroup").iterdir()] == ["cgroup.procs"]
 
 
-def test_a_control_group_that_cannot_be_created_is_skipped(a_machine):
+def test_no_control_group_is_returned_if_the_group_cannot_be_created(a_machine):
     root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": {"cgroup.kill": ""}})
     (root / "sys/fs/cgroup" / "trial-7").write_text("in the way")
     assert TrialCgroup.around(7, root) is None

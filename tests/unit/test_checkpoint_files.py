@@ -1,4 +1,4 @@
-"""Checkpoints in the workspace: keepers sign checkpoints, and a trial is offered only signed checkpoints of its experiment."""
+"""Checkpoints in the workspace: keepers sign checkpoints, and a trial receives only signed checkpoints of its experiment."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def save(folder, name, digest="d1"):
 
 
 def saved(workspace, number, *names, **how):
-    """An attempt with these saved checkpoints, signed by its keeper."""
+    """Create an attempt with the named checkpoints, which its keeper has signed. Returns the folder of the attempt."""
     key, folder = started(workspace, number, **how)
     for name in names:
         save(folder, name)

@@ -141,7 +141,7 @@ def test_head_cannot_be_combined_with_tail_or_follow(a_trial, capsys, other):
 
 def test_nnictl_log_with_follow_prints_all_attempts_until_the_trial_ends(a_trial, capsys, monkeypatch):
     folder, save = a_trial
-    # nnictl sleeps after every poll, and every sleep runs the next step.
+    # nnictl sleeps after every poll. The test replaces each sleep by the next of these steps.
     steps = iter(
         [
             lambda: written(folder, "one\n"),
@@ -171,7 +171,10 @@ def test_the_managers_log_is_followed_until_an_interrupt(a_trial, capsys, monkey
 
     monkeypatch.setattr(log_commands.time, "sleep", more)
     assert main.run(["log", "stdout", "abc", "--tail", "1", "--follow"]) == main.INTERRUPTED
-    assert capsys.readouterr() == ("2\n3\n", "\n")  # the newline ends the terminal's line that shows ^C
+    assert capsys.readouterr() == (
+        "2\n3\n",
+        "\n",
+    )  # The terminal shows ^C without a line end, so nnictl prints a newline.
 
 
 def test_nnictl_log_with_follow_ends_when_the_trial_ends_without_output(a_trial, capsys, monkeypatch):

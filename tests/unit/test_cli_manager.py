@@ -58,9 +58,7 @@ def test_special_characters_in_a_name_are_escaped_in_request_paths(name, path):
     assert asked == [f"DELETE /api/v1/nni/trial-jobs/{path}", f"GET /api/v1/nni/trials/{path}"]
 
 
-def test_nnictl_stop_prints_the_reason_for_waiting_again_only_if_the_reason_changes(
-    an_experiment, monkeypatch
-):
+def test_nnictl_stop_prints_its_reason_for_waiting_only_when_the_reason_changes(an_experiment, monkeypatch):
     summaries = [
         ("", 1),
         ("", 1),

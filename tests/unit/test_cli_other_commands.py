@@ -388,7 +388,7 @@ def test_the_error_of_a_failed_tensorboard_start_contains_the_last_output(nnictl
 
 
 def completed(words, prefix):
-    """The suggestions of nnictl when it is started as a shell starts it."""
+    """The suggestions that nnictl prints if bash requests the completion of a command line."""
     done = subprocess.run(
         [
             sys.executable,

@@ -91,7 +91,7 @@ def test_the_watch_log_gets_one_line_per_change_and_no_line_for_elapsed_time(cap
 
 
 def logged(capsys, *counts):
-    """The numbers of ended and running trials in the log lines for these counts of states."""
+    """The fields for ended and running trials in the watch log, for a sequence of trial counts by state."""
     lines = watch._Lines()
     for each in counts:
         lines.show(a_summary(counts=each))
@@ -103,7 +103,7 @@ def logged(capsys, *counts):
     [(60.0, []), (0.0, [["1/20 ended", "0 running"]])],
     ids=["it begins in a moment", "it waits for long"],
 )
-def test_the_watch_log_counts_a_trial_that_replaces_an_ended_trial_as_running(
+def test_the_watch_log_reports_a_trial_end_and_the_prompt_start_of_the_next_trial_in_one_line(
     capsys, monkeypatch, within_s, between
 ):
     monkeypatch.setattr(watch, "_NEXT_START_TIMEOUT_S", within_s)

@@ -80,7 +80,7 @@ def test_the_keeper_accepts_an_ipv6_address_in_the_host_list():
 # ---- mangled role names
 
 
-def test_an_invalid_variable_is_rejected_under_the_original_and_the_simplified_role_name():
+def test_variables_named_after_the_original_or_the_simplified_role_name_are_validated():
     for name in ("PAI_RESOURCE_Bert_Large", "PAI_TASK_ROLE_bertlarge_HOST_LIST"):
         with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: "):
             task_name(recorded("openpai-upper-case-role", **{name: "many"}))
@@ -178,7 +178,7 @@ def test_a_role_that_is_not_a_valid_folder_name_is_rejected(role: str):
         ),
     ],
 )
-def test_a_pod_of_another_operator_has_the_role_of_the_manager_and_the_index_of_the_cluster(
+def test_a_pod_of_another_operator_has_the_requested_role_and_the_index_from_the_cluster(
     environ: dict[str, str], task: str
 ):
     assert task_name(environ, "worker") == task

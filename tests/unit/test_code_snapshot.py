@@ -22,7 +22,7 @@ from trial_keeper.wire.workspace import Workspace
 
 
 class Place:
-    """A code folder, a workspace, and the folder that a keeper unpacks."""
+    """A code folder, a workspace, and the folders into which a keeper unpacks snapshots."""
 
     def __init__(self, folder):
         self.code, self.workspace = folder / "code", Workspace(folder / "EXPT")
@@ -330,7 +330,7 @@ def test_a_file_that_grows_or_shrinks_during_the_read_is_read_again(place, monke
     def copy_during_a_write(file, into, size_bytes):
         copy(file, into, size_bytes)
         times.append(size_bytes)
-        # The file is read for its digest, and then for the archive. Each time, the first copy is out of date at once.
+        # The file is copied for its digest and again for the archive. The test changes the file after the first copy of each.
         if len(times) == 1:
             place.write(train_dot_py="the whole of it")
         elif len(times) == 3:
@@ -401,7 +401,8 @@ def test_a_failed_snapshot_write_leaves_no_partial_file(place, monkeypatch):
 def test_the_snapshot_omits_a_file_with_a_login_and_all_links_to_the_file(place):
     place.write(train_dot_py="1", config_dot_yml="token: secret", sub__x="2")
     os.link(place.code / "config.yml", place.code / "sub" / "copy.yml")
-    # A snapshot has the target's content in place of an absolute link. Here this is the token, so the link must be omitted, too.
+    # The snapshot stores the target's content in place of an absolute link. The target here contains the token, so the link must
+    # be omitted, too.
     (place.code / "alias.yml").symlink_to(place.code / "config.yml")
     snapshot = take_snapshot(place.code, place.workspace, (place.code / "config.yml",))
     unpack_code(place.workspace.file(snapshot.name), place.code.parent / "seen")

@@ -46,7 +46,7 @@ def test_a_code_folder_over_the_size_limit_has_no_digest(code, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
-def test_the_commit_is_marked_dirty_if_the_code_folder_differs(code, tmp_path, monkeypatch):
+def test_the_commit_is_marked_dirty_if_the_code_folder_differs_from_the_commit(code, tmp_path, monkeypatch):
     # The caller's shell may have set GIT_DIR to another repository, so the test removes the variable.
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     repository = code.parent

@@ -73,7 +73,7 @@ def test_advisor_and_assessor_names_are_accepted_in_any_case(read):
             assert read(tuner, f"assessor: {{name: {name.lower()}}}").assessor.name == name
 
 
-def test_gp_selects_the_tuner_of_nni_or_of_optuna_by_its_arguments(read, monkeypatch):
+def test_the_arguments_of_gp_select_the_tuner_of_nni_or_the_tuner_of_optuna(read, monkeypatch):
     monkeypatch.setattr(Need, "is_met", True)
     for written in ("GP", "gp"):
         for arguments in (
@@ -118,7 +118,7 @@ def test_tpe_args_set_the_optuna_sampler_and_unsupported_keys_give_a_warning(rea
 
 
 def sampler_of(config):
-    """The number of random trials, and of candidates, of the TPE sampler."""
+    """The numbers of startup trials and of candidates in the TPE sampler."""
     sampler = make_tuner(config)._make_sampler(SamplerSeeds(0, 0))
     return sampler._n_startup_trials, sampler._n_ei_candidates
 

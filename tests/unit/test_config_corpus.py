@@ -1,4 +1,4 @@
-"""The corpus of experiment files: the result of reading a file, or all of its errors, match the stored text."""
+"""The corpus of experiment files. Reading a file yields the stored experiment, or all of the stored errors."""
 
 import contextlib
 import json
@@ -69,7 +69,7 @@ def test_every_error_message_contains_its_file_and_a_remedy(file):
 
 
 def comparable_fields(config):
-    """An experiment without its origin and without fields that the second schema lacks."""
+    """The fields of an experiment that both schemas can express, without the fields that depend on the file itself."""
     fields = json.loads(config.to_json())
     for absent in ("schema", "author_name", "config_path", "expansions", "warnings"):
         del fields[absent]
@@ -128,7 +128,7 @@ def copy(tmp_path_factory):
 
 @given(st.data())
 def test_every_accepted_file_is_convertible_and_valid_by_the_json_schema(copy, data):
-    """Sets any value anywhere in a file: the schema may be more lenient than the reader, and never stricter."""
+    """The test sets any value anywhere in a file. The schema may be more lenient than the reader, but never stricter."""
     file = data.draw(st.sampled_from(WITH_KEYS))
     value = yaml.safe_load(file.read_text())
     path = data.draw(st.sampled_from(sorted(places_of(value), key=str)))

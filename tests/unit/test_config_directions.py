@@ -44,7 +44,7 @@ def read(tmp_path):
 
 
 def stops(config, value):
-    """True if the assessor stops a trial with this value beside three that ended with 0.5."""
+    """True if the assessor stops a trial that reports this value, after three other trials have ended with 0.5."""
     assessment = make_assessment(config)
     for number in range(3):
         assert assessment.report(f"ended{number}", 0, [0.5])
@@ -99,7 +99,7 @@ def test_an_assessor_with_another_direction_than_the_tuner_causes_a_warning(read
 
 
 def test_a_stored_experiment_keeps_its_optimisation_directions(read):
-    """An experiment of version 0.6: the tuner maximized by default, and the assessor had no direction of its own."""
+    """In an experiment of version 0.6, the tuner maximized by default, and the assessor used the direction of the tuner."""
     config = read("tuner: {builtinTunerName: TPE}", "assessor: {builtinAssessorName: Medianstop}")
     tuner = dataclasses.replace(config.tuner, optimize_mode="maximize")
     text = config.replace(tuner=tuner).to_json()

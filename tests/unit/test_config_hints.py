@@ -1,4 +1,4 @@
-"""One error in an experiment file is one message, at its line, in the words of the file's schema."""
+"""Each error in an experiment file causes one message, with the line and with the key names of the file's schema."""
 
 import json
 

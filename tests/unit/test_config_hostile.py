@@ -75,7 +75,7 @@ def folder(tmp_path):
 
 
 def outcome(folder, content):
-    """None for an accepted file; otherwise all its errors, each of which is an nnictl message."""
+    """None for an accepted file, otherwise the text of all errors. Each error must be a short message in the form of nnictl."""
     path = folder / "config.yml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
     try:

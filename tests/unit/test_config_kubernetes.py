@@ -31,7 +31,7 @@ def kubernetes_of(name):
 
 @pytest.fixture
 def diagnostics(tmp_path):
-    """The errors of a corpus file after the change of a function. Paths to other files stay valid."""
+    """The errors of a corpus file after the function `change` has edited its content. Paths to other files stay valid."""
 
     def changed(name, change):
         value = yaml.safe_load((FILES / f"{name}.yml").read_text())

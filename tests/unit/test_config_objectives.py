@@ -106,7 +106,7 @@ def test_contradictory_objectives_are_one_error_with_a_remedy(read, keys, messag
     assert len(refused.value.diagnostics) == 1
 
 
-def test_a_custom_tuner_supports_several_objectives_with_a_custom_assessor(read, tmp_path) -> None:
+def test_several_objectives_are_accepted_with_a_custom_tuner_and_a_custom_assessor(read, tmp_path) -> None:
     (tmp_path / "mine.py").write_text("class Mine: ...\n")
     own = {"className": "mine.Mine", "codeDirectory": str(tmp_path)}
     spec = read(objectives=TWO, tuner=own | {"classArgs": {"optimize_mode": "minimize"}}, assessor=own)

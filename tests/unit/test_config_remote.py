@@ -1,4 +1,4 @@
-"""Machines over SSH in experiment files of both schemas and in Python, and the section that is read from them."""
+"""The remote machines in experiment files of both schemas and in Python, and the configuration section with these machines."""
 
 import os
 
@@ -40,7 +40,7 @@ def key(tmp_path):
 
 @pytest.fixture
 def read(tmp_path):
-    """Reads a file in the second schema with these machines; other keys are lines `above`."""
+    """Reads a file in the second schema with these machines. `above` contains lines with other keys."""
 
     def read(*machines, above=""):
         listed = "".join(f"  - {{{machine}}}\n" for machine in machines)
@@ -57,14 +57,14 @@ def refusal(read, *machines):
     return str(raised.value)
 
 
-def test_a_machine_needs_only_a_host_and_ssh_decides_the_rest(read):
+def test_the_host_is_the_only_required_key_of_a_machine(read):
     config = read("host: gpu1")
     assert config.cluster.machines == (RemoteMachine("gpu1"),)
     assert config.reuse_mode
     assert not config.cluster.is_this_machine
 
 
-def test_each_key_of_a_machine_is_in_the_section(read, key):
+def test_every_key_of_a_machine_is_read_and_survives_a_round_trip_through_json(read, key):
     config = read(
         "host: gpu1, port: 2222, user: ada, sshKeyFile: key, sshPassphrase: secret, gpuIndices: '0,2', "
         "maxTrialNumberPerGpu: 2, useActiveGpu: true, pythonPath: ~/venv/bin",
@@ -79,7 +79,7 @@ def test_each_key_of_a_machine_is_in_the_section(read, key):
     assert ExperimentSpec.from_json(config.to_json()) == config
 
 
-def test_a_file_of_the_first_schema_describes_the_same_machines(tmp_path, key):
+def test_a_v1_file_describes_the_same_machines_as_its_conversion_to_v2(tmp_path, key):
     (tmp_path / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
     machines = "machineList:\n  - {ip: gpu1, username: ada, sshKeyPath: key, passphrase: secret}\n"
     (tmp_path / "v1.yml").write_text(V1 + machines)
@@ -102,7 +102,7 @@ def test_a_password_takes_precedence_over_a_key_as_in_nni(read):
     ]
 
 
-def test_a_machine_may_be_listed_for_several_users_and_ports_but_not_twice(read):
+def test_a_machine_may_be_listed_again_only_with_a_different_user_or_port(read):
     assert len(read("host: a", "host: a, user: ada", "host: a, port: 2222", "host: b").cluster.machines) == 4
     for again in ("host: a", "host: A", "host: a, port: 22"):
         assert "is listed twice with the same port and user; remove one of the two" in refusal(
@@ -110,7 +110,7 @@ def test_a_machine_may_be_listed_for_several_users_and_ports_but_not_twice(read)
         )
 
 
-def test_a_key_that_ssh_does_not_accept_is_refused_with_its_reason(read, key):
+def test_an_unusable_ssh_key_file_is_refused_with_the_reason(read, key):
     key.chmod(0o640)
     assert f"other users may access {key}, which ssh refuses as well; run `chmod 600 {key}`" in refusal(
         read, "host: a, sshKeyFile: key"
@@ -126,7 +126,7 @@ def test_a_key_that_ssh_does_not_accept_is_refused_with_its_reason(read, key):
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root can read any file")
-def test_a_key_that_the_user_cannot_read_is_refused(read, key):
+def test_an_ssh_key_file_that_the_user_cannot_read_is_refused(read, key):
     key.chmod(0)
     assert f"you cannot read {key}; run nnictl as its owner" in refusal(read, "host: a, sshKeyFile: key")
 
@@ -149,17 +149,17 @@ def test_a_key_that_the_user_cannot_read_is_refused(read, key):
         ("host: a, preCommand: x", "write the commands before the one of the trial, in trialCommand"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_reason_and_without_the_value_of_a_secret(read, machine, words):
+def test_an_invalid_machine_value_is_refused_with_a_reason_that_contains_no_secret(read, machine, words):
     message = refusal(read, machine)
     assert words in message
     assert "12345" not in message
 
 
-def test_an_account_of_a_domain_is_a_user(read):
+def test_a_user_name_of_a_machine_may_contain_a_windows_domain(read):
     assert read(r"host: a, user: CORP\ada").cluster.machines[0].user == r"CORP\ada"
 
 
-def test_shared_gpus_without_gpus_per_trial_cause_a_warning(read):
+def test_a_limit_of_trials_per_gpu_causes_a_warning_if_trials_request_no_gpus(read):
     assert read("host: a, maxTrialNumberPerGpu: 2", above="trialGpuNumber: 1\n").warnings == ()
     (warning,) = read("host: a, maxTrialNumberPerGpu: 2").warnings
     assert "machineList[0].maxTrialNumberPerGpu has no effect without trialGpuNumber" in warning
@@ -170,7 +170,7 @@ def test_private_keys_are_not_copied_with_the_code(read, key):
     assert config.secret_files == (config.config_path, key)
 
 
-def test_a_stored_host_that_is_an_option_of_ssh_is_not_read(read):
+def test_a_stored_host_that_ssh_would_parse_as_an_option_is_refused(read):
     stored = read("host: gpu1").to_json()
     with pytest.raises(InternalError, match=r"remote\.machines\.0\.host"):
         ExperimentSpec.from_json(stored.replace('"gpu1"', '"-oProxyCommand=x"'))
@@ -181,7 +181,7 @@ def test_messages_name_a_machine_by_user_host_and_port(read):
     assert config.cluster.receiver_of_login == "ada@gpu1, [2001:db8::1]:2222, gpu2"
 
 
-def test_the_keys_are_fields_in_python(key):
+def test_the_keys_of_a_machine_are_fields_of_the_python_configuration(key):
     config = ExperimentConfig("remote")
     assert isinstance(config.training_service, RemoteConfig)
     config.training_service.machine_list = [

@@ -1,4 +1,4 @@
-"""The keys of Slurm in an experiment file and in Python, and the options of sbatch that they become."""
+"""The Slurm keys of an experiment file and of the Python API, and the sbatch options for these keys."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def options(tmp_path, *keys, above=""):
     return sbatch_options(read(tmp_path, *keys, above=above).cluster)
 
 
-def test_gpus_of_a_trial_are_those_of_its_job_unless_the_job_has_a_number_of_its_own(tmp_path):
+def test_a_job_requests_the_gpus_of_its_trial_unless_the_slurm_section_sets_gpus(tmp_path):
     assert options(tmp_path, above="trialGpuNumber: 2\n") == ["--gpus=2"]
     assert options(tmp_path, "gpus: 4", above="trialGpuNumber: 2\n") == ["--gpus=4"]
 
@@ -40,7 +40,7 @@ def test_jobs_are_reused_by_default(tmp_path):
 
 
 @pytest.mark.parametrize("limit", ["90", "4:00:00", "04:00:00", "1-00", "2-12:30:00"])
-def test_every_notation_of_a_time_limit_is_passed_on_in_quotes(tmp_path, limit):
+def test_every_time_limit_notation_of_slurm_is_passed_to_sbatch_if_it_is_quoted_in_the_file(tmp_path, limit):
     assert options(tmp_path, f'timeLimit: "{limit}"') == [f"--time={limit}"]
 
 
@@ -72,20 +72,20 @@ def test_an_invalid_slurm_option_is_refused_with_a_reason(tmp_path, key, words):
         ("ada@10.1.1.1:2222", "ssh -p 2222 ada@10.1.1.1 true"),
     ],
 )
-def test_the_login_node_is_written_as_for_ssh(tmp_path, login, command):
+def test_a_login_node_with_optional_user_and_port_gives_the_ssh_command(tmp_path, login, command):
     section = read(tmp_path, f"login: {login}").cluster
     assert section.ssh_login.command("true") == command
     assert section.ssh_login.address == section.receiver_of_login == login
 
 
-def test_a_stored_login_node_is_checked_like_one_of_a_file(tmp_path):
+def test_a_stored_login_node_is_checked_like_a_login_node_in_an_experiment_file(tmp_path):
     stored = read(tmp_path, "login: login1").to_json()
     assert ExperimentSpec.from_json(stored).cluster.login == "login1"
     with pytest.raises(InternalError, match=r"slurm\.login"):
         ExperimentSpec.from_json(stored.replace('"login1"', '"-oProxyCommand=x"'))
 
 
-def test_the_keys_are_fields_in_python():
+def test_the_keys_of_slurm_are_fields_of_the_python_configuration():
     config = ExperimentConfig("slurm")
     assert isinstance(config.training_service, SlurmConfig)
     config.training_service.partition = "gpu"

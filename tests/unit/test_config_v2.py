@@ -1,4 +1,4 @@
-"""Experiment files of NNI's second schema: equal results to the first schema, and errors with the second schema's keys."""
+"""Experiment files of NNI's second schema: the same results as for the first schema, and errors with the second schema's keys."""
 
 import json
 import re

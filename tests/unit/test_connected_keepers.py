@@ -6,7 +6,7 @@ from nni_manager.domain.search_budget import Limits
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
 
 
-def test_the_disconnect_of_one_task_leaves_the_keepers_of_the_jobs_other_tasks() -> None:
+def test_removing_the_keeper_of_one_task_leaves_the_keepers_of_other_tasks_registered() -> None:
     keepers = ConnectedKeepers(ExperimentCore("TESTEXPT", Limits(1, 1, None, None, 0), MAXIMIZE))
     first, second = (ConnectedKeeper("env-0", task, "0.7.0") for task in ("worker-0", "worker-1"))
     keepers.add(first)

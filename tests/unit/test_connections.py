@@ -50,7 +50,7 @@ def test_only_unauthenticated_connections_are_closed_at_the_connection_limit(dat
                 assert max(ages) <= min((each[0] in hosts, first_seen[each]) for each in staying)
 
 
-def test_a_disconnected_keeper_counts_as_unauthenticated_and_its_host_stays_known():
+def test_connections_from_the_host_of_a_disconnected_keeper_are_evicted_last():
     connection_table = Connections(8)
     with connection_table.authenticated("ipv4:10.0.0.1:1"), connection_table.authenticated("ipv4:10.0.0.1:1"):
         pass

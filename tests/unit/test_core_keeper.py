@@ -65,7 +65,7 @@ def test_a_keeper_that_connects_after_the_trial_start_reports_the_start(simulate
     ]
 
 
-def test_the_keeper_reports_the_trials_environment_and_repeats_it_with_the_start_and_the_end(
+def test_the_keeper_reports_the_trial_environment_again_with_the_start_and_the_end(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()

@@ -1,4 +1,4 @@
-"""The keeper's decisions after the end of its trial: reports, closing, and how long it lingers."""
+"""The keeper's decisions after the end of its trial: reports, closing, and the wait before the keeper exits."""
 
 import pytest
 from simulated_keeper import (

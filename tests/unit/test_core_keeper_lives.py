@@ -75,7 +75,7 @@ class KeeperLife(RuleBasedStateMachine):
 
     @property
     def counted(self) -> int:
-        """The bytes of the file before any truncation."""
+        """The number of bytes in the file, excluding bytes after its first truncation."""
         return int(min(self.size, self.end_of_stream))
 
     def _post(self, event: Event) -> None:
@@ -260,7 +260,7 @@ class KeeperLife(RuleBasedStateMachine):
             assert self.exits or following_s is None or following_s > self.now_s
 
     def teardown(self) -> None:
-        """A keeper exits once its trial has ended and no manager connects, after any history."""
+        """After any sequence of events, a keeper exits once its trial has ended and no manager connects."""
         if not self.is_running and self.recorded is None:
             self.spawn(succeeds=True)
         if self.is_running:

@@ -20,7 +20,7 @@ METRICS, STDOUT, STDERR = Stream.METRICS, Stream.STDOUT, Stream.STDERR
 @pytest.fixture
 def a_replication() -> Callable[..., Replication]:
     def make(*, size: int = 0, durable: int | None = 0, stream: Stream = METRICS) -> Replication:
-        """A replication of one stream; `durable` None leaves it disconnected."""
+        """A replication of one stream. If `durable` is None, the replication is not connected."""
         replication = Replication([stream])
         replication.grew({stream: size})
         if durable is not None:
@@ -167,7 +167,7 @@ def test_a_truncated_stream_ends_at_the_new_size_or_the_sent_offset(a_replicatio
     assert replication.final_sizes({METRICS: 99}) == {METRICS: end}
 
 
-def test_a_truncated_stream_ends_earlier_if_sent_bytes_are_lost(
+def test_a_truncated_stream_ends_at_the_managers_offset_if_sent_bytes_were_lost(
     a_replication,
 ) -> None:
     replication = a_replication(size=10)

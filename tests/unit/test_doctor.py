@@ -141,7 +141,7 @@ def test_slow_storage_is_not_reported_as_clock_skew():
         ("0.5.0", True, CheckResult.OK),
     ],
 )
-def test_doctor_checks_the_version_with_the_rule_of_the_keeper(manager, is_asked, outcome):
+def test_doctor_applies_the_version_compatibility_rule_of_the_keeper(manager, is_asked, outcome):
     finding = doctor.check_version(manager, is_asked=is_asked)
     assert finding.outcome is outcome
     assert manager in finding.found

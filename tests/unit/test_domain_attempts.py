@@ -1,4 +1,4 @@
-"""The current attempt of a task: the one with the latest start that is not lost, in any order of registration."""
+"""The current attempt of a task: the latest started attempt that is not lost, in any order of registration."""
 
 from itertools import product
 

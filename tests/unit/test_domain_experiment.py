@@ -210,7 +210,7 @@ def test_a_resumed_experiment_keeps_its_trials_and_requests_the_missing_trials()
     assert after.experiment.leaderboard.best is after.trial("t1")
 
 
-def test_a_result_that_was_unreported_at_a_manager_crash_is_reported_after_the_resume() -> None:
+def test_a_result_that_the_tuner_did_not_receive_before_a_crash_is_reported_after_the_resume() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.5")

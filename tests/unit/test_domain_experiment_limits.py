@@ -31,7 +31,7 @@ def test_no_trials_are_requested_after_the_time_limit_and_running_trials_finish(
     assert search.experiment.budget.duration_s(500) == 100
 
 
-def test_an_experiment_without_a_limit_or_after_its_expiry_has_no_pending_time_limit() -> None:
+def test_no_end_time_is_scheduled_without_a_time_limit_before_the_start_or_after_the_expiry() -> None:
     search = new_search(concurrency=1, max_duration_s=60)
     search.suggest()
     search.now_s = 60

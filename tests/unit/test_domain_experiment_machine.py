@@ -282,7 +282,7 @@ class ExperimentLife(RuleBasedStateMachine):
             assert self.search.live or self.search.requests
 
     def teardown(self) -> None:
-        """The experiment ends once all trials end, after any history."""
+        """After any sequence of events, the experiment ends once all trials have ended."""
         for _ in range(60):
             while self.search.requests:
                 self.tuner_suggests()

@@ -184,7 +184,7 @@ def test_a_new_trial_time_limit_applies_to_running_trials_and_after_a_resume() -
     search.now_s = 50
     search.limit(max_trial_duration_s=60.0)
     after = search.resumed()
-    # From this value, the next manager computes that the trial has already run for 50 s.
+    # The next manager uses this value to compute that the trial has already run for 50 s.
     search.trial("t0").run.start_received_at_s = -50.0
     after.handle(ManagerReady())
     assert after.experiment.time_runs_out_at_s == 10

@@ -1,4 +1,4 @@
-"""The end of a search whose first trials all fail by the fault of the training code."""
+"""The end of a search if all of its first trials fail because of an error in the training code."""
 
 import pytest
 from simulated_search import new_search

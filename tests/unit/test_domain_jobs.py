@@ -104,7 +104,7 @@ def test_the_last_prefetched_trial_is_revoked_once_for_each_idle_job(jobs: Jobs)
     assert job.trial_ids == ("t0", "t1", "t2", "t3"), "they stay assigned until they are reclaimed"
 
 
-def test_each_queued_or_requested_trial_makes_one_revoke_unnecessary(jobs: Jobs) -> None:
+def test_no_trial_is_revoked_for_idle_jobs_that_can_run_a_queued_or_requested_trial(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(2) == []
     jobs.queue.append("t4")
@@ -330,7 +330,7 @@ class AnyJobs(RuleBasedStateMachine):
         assert self.jobs.shortfall == len(self.jobs.queue) - len(free)
         idle = [job for job in live if job.state is JobState.IDLE]
         assert set(self.jobs._idle) == {job.job_id for job in idle if len(job.idle_tasks) >= self.jobs.tasks}
-        # A job with a single task stays IDLE when its keeper disconnects, and has no idle task then.
+        # When the keeper of a single-task job disconnects, the job stays IDLE, although it then has no idle task.
         assert all(len(job.idle_tasks) >= self.jobs.tasks or self.jobs.tasks == 1 for job in idle)
         busy = [job for job in live if job.state is JobState.BUSY]
         assert all(job.trial_id is not None for job in busy)

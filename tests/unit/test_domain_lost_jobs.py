@@ -1,4 +1,4 @@
-"""Jobs that seem to be lost: the cluster's reason and the return of a node are awaited for a bounded time."""
+"""Jobs that seem to be lost: the manager waits a bounded time for the cluster's reason or the return of a node."""
 
 import pytest
 from simulated_search import new_search

@@ -1,4 +1,4 @@
-"""The number that the tuner learns from a reported metric."""
+"""The reward that the tuner receives for a reported metric."""
 
 import json
 import math

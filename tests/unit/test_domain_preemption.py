@@ -67,7 +67,7 @@ def test_a_deleted_job_does_not_count_as_preempted():
     assert (trial.state, trial.run.reason, trial.preemptions) == (TrialState.FAILED, JOB_LOST, 0)
 
 
-def test_a_trial_that_ended_on_the_clusters_signal_has_the_message_of_the_cluster():
+def test_a_trial_that_a_signal_of_the_cluster_ended_has_the_message_of_the_cluster():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -79,7 +79,7 @@ def test_a_trial_that_ended_on_the_clusters_signal_has_the_message_of_the_cluste
     assert trial.run.message == "pod t0 was evicted: the node was low on memory"
 
 
-def test_a_trial_that_ended_on_the_clusters_signal_is_retried_after_the_job_loss():
+def test_a_trial_that_a_signal_of_the_cluster_ended_is_retried_after_the_job_loss():
     search = a_search(max_retries=1)
     trial_id = search.suggest()
     search.start(trial_id)
@@ -104,7 +104,7 @@ def test_a_lost_trial_ends_without_delay_if_the_cluster_reports_no_preemptions()
 
 
 @pytest.mark.parametrize("reason_of_keeper", [JOB_LOST, PREEMPTED])
-def test_a_trial_that_may_not_restart_fails_as_preempted_also_if_its_keeper_reported_a_lost_job(
+def test_a_trial_with_no_restarts_left_fails_as_preempted_whatever_its_keeper_reported(
     reason_of_keeper,
 ):
     search = a_search(max_preemptions=0)

@@ -1,4 +1,4 @@
-"""Trials that a user proposes, beside those of the tuner."""
+"""Trials that a user proposes, in addition to the trials of the tuner."""
 
 from simulated_search import new_search
 

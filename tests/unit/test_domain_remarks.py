@@ -1,4 +1,4 @@
-"""Tags and notes: their form, and changes that may be repeated."""
+"""Tags and notes: their valid form, and changes that have no further effect if they are repeated."""
 
 import contextlib
 import json

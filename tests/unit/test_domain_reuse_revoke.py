@@ -98,7 +98,7 @@ def test_the_last_prefetched_trial_is_revoked_and_dispatched_to_an_idle_job(
     assert len(revocable.dispatched) == 6 + 2
 
 
-def test_an_idle_job_causes_one_revoke_and_none_while_a_tuner_request_is_open(
+def test_an_idle_job_causes_one_revoke_unless_the_tuner_has_not_answered_a_request(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")

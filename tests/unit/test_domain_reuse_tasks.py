@@ -198,7 +198,9 @@ def test_a_restarted_task_leaves_the_results_of_other_tasks_unchanged(team: Simu
     assert trial.state is TrialState.CLOSING
 
 
-def test_a_restart_of_the_task_that_reports_discards_the_trials_earlier_results(team: SimulatedReuse) -> None:
+def test_a_restart_of_the_reporting_task_discards_the_earlier_results_of_the_trial(
+    team: SimulatedReuse,
+) -> None:
     team.report("t0", "0.5", "worker-0")
     team.end("t0", "worker-1")
     team.start("t0", "worker-0", attempt=1)

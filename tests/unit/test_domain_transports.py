@@ -133,7 +133,7 @@ def test_only_the_disconnected_tasks_of_a_job_are_polled() -> None:
     assert transports.last_seen(JOB) == LastSeen(Transport.GRPC, 150)
 
 
-def test_a_job_was_last_seen_at_the_arrival_of_its_last_new_data(transports) -> None:
+def test_the_last_seen_time_of_a_job_is_the_arrival_time_of_its_latest_new_data(transports) -> None:
     assert transports.last_seen(JOB) == LastSeen()
     transports.found(JOB, TASK, 110, has_new_data=True)
     transports.found(JOB, TASK, 120, has_new_data=False)

@@ -32,7 +32,9 @@ FIRST, SECOND = AttemptKey("abcde", attempt_id(0), "main"), AttemptKey("abcde", 
 @pytest.fixture
 def a_trial() -> Callable[..., Trial]:
     def make(attempt: int | None = None, run: Mapping[str, Any] = NOTHING, **fields: Any) -> Trial:
-        """A trial with registered attempts up to `attempt`, or with the first one; `run`: fields of its run."""
+        """A trial whose attempts up to number `attempt` are registered, or only the first attempt. `run` has fields of the
+        trial's run.
+        """
         own = TrialRun(attempt, **run)
         trial = Trial("abcde", 0, {"lr": 0.1}, {}, 100.0, job_id="abcde", run=own, **fields)
         for number in range((trial.run.attempt or 0) + 1):

@@ -1,4 +1,4 @@
-"""The keeper's exit codes, their documentation page, and the errors that have them."""
+"""The keeper's exit codes, their documentation page, and the error classes with these exit codes."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_positions_of_draws_yield_the_drawn_parameters(raw, seed):
 
 @given(raw=spaces_raw, data=st.data())
 def test_features_are_equal_if_and_only_if_quantised_values_and_choices_are_equal(raw, data):
-    """The test gives continuous parameters equal positions, since features distinguish all positions of those."""
+    """The test gives continuous parameters equal positions, because their features differ for any two different positions."""
     flat = flattened(raw)
     one, two = (
         np.array(data.draw(st.lists(st.floats(0.001, 0.999), min_size=flat.width, max_size=flat.width)))

@@ -60,7 +60,7 @@ def changed(code=3, reason="Error", **pod):
     return framework
 
 
-def test_the_recorded_framework_has_stage_ended_only_after_state_completed():
+def test_the_first_ended_status_of_the_recorded_framework_has_the_state_completed():
     pod_status = [row[1] for row in json.loads(GOLDEN.read_text())["frameworks"] if row[1]]
     assert set(pod_status) <= set(STAGES)
     ends = [OPERATOR.stage_of({"status": {"state": word}}) is Stage.ENDED for word in pod_status]
@@ -94,9 +94,7 @@ def test_a_failed_framework_reports_exit_code_and_message_of_the_deciding_task()
         (changed(-1, containers=[], reason="Evicted"), ExitReason.KEEPER_LOST, None),
     ],
 )
-def test_the_exit_reason_of_an_evicted_task_differs_from_that_of_an_oom_killed_task(
-    framework, reason, exit_code
-):
+def test_oom_killed_evicted_and_lost_tasks_have_different_exit_reasons(framework, reason, exit_code):
     verdict = OPERATOR.verdict_of(framework, {})
     assert (verdict.reason, verdict.exit_code) == (reason, exit_code)
 

@@ -1,4 +1,4 @@
-"""`images/requirements`: versions that pyproject.toml admits, each with its digests."""
+"""`images/requirements`: package versions that pyproject.toml allows, each with its digests."""
 
 import re
 from pathlib import Path

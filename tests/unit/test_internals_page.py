@@ -1,4 +1,4 @@
-"""The state diagrams of docs/internals.md match the tables in the code. `make golden` writes them."""
+"""The state diagrams of docs/internals.md match the tables in the code. `make golden` writes the diagrams."""
 
 import ast
 import importlib

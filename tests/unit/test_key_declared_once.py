@@ -1,4 +1,4 @@
-"""A key that all platforms share is one line of `config/shared_keys.py`: everything else follows from it."""
+"""A key that all platforms share is declared in one line of `config/shared_keys.py`. All other code uses this declaration."""
 
 import json
 import subprocess

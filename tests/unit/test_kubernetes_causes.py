@@ -1,4 +1,4 @@
-"""The cause with which Kubernetes ended a pod, in one line; a pod that exits by itself has no cause."""
+"""Why Kubernetes ended a pod, in one line. The line is empty for a pod that exits by itself."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ def a_job(state=S.REGISTERED):
 
 
 def follow_up_of(*events):
-    """The follow-up of the last event, and the state, after a new job has received these events."""
+    """The last follow-up action and the final state of a new job that receives these events."""
     job = a_job()
     follow_up = None
     for event in events:

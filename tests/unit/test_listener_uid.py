@@ -143,7 +143,7 @@ def test_a_client_on_another_machine_has_no_local_owner(client):
 
 
 def test_a_client_is_found_while_other_connections_open_and_close():
-    """The kernel is asked for the socket by netlink: half of all reads of /proc/net/tcp missed it in this test."""
+    """The lookup uses netlink, because half of all reads of /proc/net/tcp missed the socket in this test."""
     has_ended = threading.Event()
 
     def connect_and_close():

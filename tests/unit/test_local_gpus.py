@@ -32,13 +32,13 @@ def test_gpus_in_use_by_other_programs_are_not_assigned():
     assert shares.used_by_others({5}) == []
 
 
-def test_the_view_of_the_gpus_names_their_jobs_and_those_that_other_programs_use():
+def test_the_gpu_view_shows_the_jobs_on_each_gpu_and_whether_other_programs_use_the_gpu():
     shares = GpuShares((0, 1, 2), max_jobs_per_gpu=2)
     shares.take("a", 1, in_use={0})
     shares.take("b", 2, in_use={0})
     busy, shared, own = shares.shown(in_use={0, 1, 2})
     assert (busy.index, busy.job_ids, busy.has_other_programs) == (0, (), True)
-    # The driver does not say whose programs compute on a GPU that a job has.
+    # If a job has a GPU, the driver's data does not show whether other programs use the GPU, too.
     assert (shared.job_ids, shared.has_other_programs) == (("a", "b"), None)
     assert (own.job_ids, own.has_other_programs) == (("b",), None)
     assert shares.shown(in_use={1})[0].has_other_programs is False
@@ -61,7 +61,7 @@ def test_trials_without_gpus_need_no_gpu_on_the_machine():
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.frozensets(st.integers(0, 4))), max_size=40),
     st.integers(1, 3),
 )
-def test_a_gpu_has_at_most_its_limit_of_trials_and_no_trial_beside_other_programs(moves, most):
+def test_a_gpu_never_exceeds_its_trial_limit_and_a_gpu_with_other_programs_gets_no_trial(moves, most):
     shares = GpuShares((0, 1, 2, 3), most)
     held: dict[str, tuple[int, ...]] = {}
     for job, count, others in moves:

@@ -22,10 +22,7 @@ def a_plan(*changes, **top):
 
 
 def placed(plan, *only):
-    """A job whose tasks have allocations.
-
-    `only`: the indices of the tasks that get an allocation; without indices, all tasks do.
-    """
+    """A job in which the tasks with the indices `only` have allocations, or all tasks if no index is given."""
     numbers = iter(range(1000))
     job = PaiJob(1, plan, 0.0, lambda: f"id{next(numbers)}", 3)
     job.handle(Submitted(), 1.0)

@@ -58,7 +58,7 @@ def test_a_name_that_does_not_exist_in_nni_raises_an_attribute_error():
         "nni_manager.experiment.config",
     ):
         with pytest.raises(AttributeError, match="nothing_of_this_name"):
-            importlib.import_module(module).nothing_of_this_name  # noqa: B018 - the access is the test
+            importlib.import_module(module).nothing_of_this_name  # noqa: B018 - the test checks this attribute access
     with warnings.catch_warnings():
         warnings.simplefilter("error", AliasHint)
         assert not hasattr(importlib.import_module("nni_sdk.utils"), "__path__")

@@ -1,4 +1,4 @@
-"""Which changes of an experiment are notified."""
+"""The changes of an experiment that cause a notification."""
 
 import pytest
 from hypothesis import given

@@ -108,7 +108,7 @@ def test_an_experiment_with_an_objective_function_uses_reuse_and_warm_imports_by
         applied.checked()
 
 
-def test_the_users_script_beside_an_objective_function_causes_no_error(module, tmp_path):
+def test_the_offline_check_of_an_objective_function_accepts_a_script_in_the_code_folder(module, tmp_path):
     (tmp_path / "train.py").write_text("the script of the user, such as the one that calls search()")
     config = ExperimentConfig(
         "local", search_space={"x": {"_type": "uniform", "_value": [0, 1]}}, max_trial_number=1

@@ -1,4 +1,4 @@
-"""OpenPAI jobs: those that the server accepts or rejects, reports of all errors, and the parsed job."""
+"""OpenPAI jobs: which jobs the server accepts or rejects, reports of all errors, and the parsed job."""
 
 import json
 import time
@@ -287,7 +287,7 @@ def test_a_key_without_effect_causes_a_warning():
     ]
 
 
-def test_a_template_in_an_image_name_and_a_role_name_that_a_cluster_changes_cause_warnings():
+def test_warnings_report_image_names_with_templates_and_role_names_that_fail_on_a_cluster():
     role = a_job()["taskRoles"]["worker"]
     job = a_job(
         (("prerequisites", 0, "uri"), "ubuntu:<% $parameters.tag %>"),

@@ -181,7 +181,7 @@ def test_errors_in_all_roles_and_plugins_are_reported_together():
     }
 
 
-def test_prerequisite_plugins_run_first_before_a_task_and_last_after_the_task():
+def test_prerequisite_plugins_run_first_in_the_pre_script_and_last_in_the_post_script():
     def cmd(word):
         return {"preCommands": [f"echo {word} pre"], "postCommands": [f"echo {word} post"]}
 
@@ -201,7 +201,7 @@ def test_prerequisite_plugins_run_first_before_a_task_and_last_after_the_task():
     assert [script.splitlines()[-1] for script in made.post] == ["echo x post", "echo s post", "echo d post"]
 
 
-def test_the_plugin_of_a_prerequisite_receives_its_name_and_an_unknown_plugin_is_ignored():
+def test_a_prerequisite_plugin_receives_the_prerequisite_name_and_unknown_plugins_are_ignored():
     item = {"name": "s", "type": "script", "plugin": f"{PLUGINS}.cmd", "failurePolicy": "IGNORE", "a": 1}
     job = parse(text_of(a_job((("prerequisites", 2), item), ((*WORKER, "prerequisites"), ["s"]))))
     (call,) = calls_of(job, job.task_roles[0])

@@ -280,7 +280,7 @@ def test_a_package_may_provide_an_nni_platform_that_is_not_built_in(install):
     assert read_experiment_file(Path("v2.yml")).training_service == "aml"
 
 
-def test_the_contract_runs_over_every_built_in_platform():
+def test_the_contract_tests_run_against_every_built_in_platform():
     covered = {"kubeflow" if name in contract.OPERATORS_OF_KUBEFLOW else name for name in contract.PLATFORMS}
     assert not {*PLATFORMS} - covered, "add a class to PLATFORMS of tests/fakes/platforms.py"
 

@@ -14,7 +14,7 @@ from trial_keeper.processes import ProcessIdentity, ProcessStat, open_pidfd, wai
 
 @pytest.fixture
 def thread_id() -> Iterator[int]:
-    """The id of a running thread; it stands for a pid that an ended process had before."""
+    """The id of a running thread. It simulates a pid of an ended process that the kernel has reused for a thread."""
     must_end = threading.Event()
     thread = threading.Thread(target=must_end.wait)
     thread.start()

@@ -1,4 +1,4 @@
-"""How early stops of trials reach the tuner, and the sentence that describes it."""
+"""Whether and how early stops of trials reach the tuner, and the text that explains this to users."""
 
 from dataclasses import replace
 

@@ -120,7 +120,9 @@ def part_of(key: Key) -> str:
 
 def type_of(key: Key) -> str:
     """The type of the values that a key accepts before validation."""
-    if key.inner is not None:  # The key holds a list of mappings that have no class of their own.
+    if (
+        key.inner is not None
+    ):  # The key holds a list of mappings, and no Python class exists for these mappings.
         return "list[dict[str, Any]]"
 
     def named(kind: Any) -> Iterator[str]:
@@ -177,7 +179,7 @@ def mapping(name: str, kind: str, items: dict[str, str]) -> Iterator[str]:
 
 
 def about(key: Key) -> str:
-    """The first paragraph about a section."""
+    """The first paragraph of the docstring of a section's class."""
     assert key.inner is not None
     named = next(each for each in key.inner.__mro__ if "python_name" in vars(each))
     return in_python(" ".join((named.__doc__ or "").partition("\n\n")[0].split()))

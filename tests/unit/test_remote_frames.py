@@ -1,4 +1,4 @@
-"""The messages between the manager and a machine, and the commands that run there."""
+"""The messages between the manager and a remote machine, and the commands that run on the machine."""
 
 import io
 import shlex
@@ -15,14 +15,14 @@ JSON = st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st
 
 
 @given(st.lists(st.tuples(JSON, st.binary(max_size=100))))
-def test_messages_arrive_as_they_were_sent(messages):
+def test_encoded_messages_are_decoded_unchanged(messages):
     source = io.BytesIO(b"".join(frames.encode(*message) for message in messages))
     assert [frames.read_frame(source) for _ in messages] == messages
     assert frames.read_frame(source) is None
 
 
 @given(st.integers(0, 60))
-def test_the_start_of_a_message_is_no_message(length):
+def test_an_incomplete_message_is_read_as_none(length):
     whole = frames.encode({"request": "read"}, b"some bytes")
     assert frames.read_frame(io.BytesIO(whole[: min(length, len(whole) - 1)])) is None
 
@@ -30,12 +30,12 @@ def test_the_start_of_a_message_is_no_message(length):
 @pytest.mark.parametrize(
     "noise", [b"Welcome to this machine!", b"\0\0\0\3\0\0\0\0[1]", b"\0\0\0\3\0\0\0\0{x}"]
 )
-def test_other_output_in_place_of_a_message_is_named(noise):
+def test_output_that_is_not_a_message_raises_the_exception_frame_invalid(noise):
     with pytest.raises(frames.FrameInvalid, match="cannot read a message"):
         frames.read_frame(io.BytesIO(noise))
 
 
-def test_a_machine_has_a_folder_of_its_own_in_a_home_that_several_share():
+def test_machines_that_share_a_home_folder_have_separate_folders():
     machines = [
         RemoteMachine("a"),
         RemoteMachine("a", 2222),
@@ -49,7 +49,7 @@ def test_a_machine_has_a_folder_of_its_own_in_a_home_that_several_share():
 
 @pytest.mark.parametrize("python_path", ["/opt/my python/$HOME/bin", "~/venv's/bin", None])
 @pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_python_path_is_first_on_path(tmp_path, python_path, shell):
+def test_the_python_path_of_a_machine_is_prepended_to_the_variable_path(tmp_path, python_path, shell):
     folder = (python_path or "/nowhere").replace("~", str(tmp_path))
     command = render.server_command(RemoteMachine("a", python_path=python_path))
     command = command.replace("command -v trial-keeper > /dev/null", 'printf %s "$PATH"; exit 0')
@@ -58,7 +58,7 @@ def test_python_path_is_first_on_path(tmp_path, python_path, shell):
     assert done.stdout == ("/usr/bin:/bin" if python_path is None else f"{folder}:/usr/bin:/bin")
 
 
-def test_the_command_for_people_names_port_and_user():
+def test_the_ssh_command_that_is_shown_to_users_contains_port_and_user():
     assert RemoteMachine("a").command("true") == "ssh a true"
     assert RemoteMachine("a", 2222, "ada").command("true") == "ssh -p 2222 ada@a true"
     assert shlex.split(render.server_command(RemoteMachine("a")))[:3] == ["exec", "bash", "-c"]

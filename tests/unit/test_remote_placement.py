@@ -1,4 +1,4 @@
-"""Which machine gets a job, and the reason that a waiting job shows."""
+"""The choice of the machine for a job, and the pending reason of a waiting job."""
 
 from nni_manager.training_services.remote.gpu_query import MachineGpus, parse
 from nni_manager.training_services.remote.placement import (
@@ -16,7 +16,7 @@ def placements(gpus_per_job=0, **keys):
     return Placements({name: RemoteMachine(name, **keys) for name in "ab"}, gpus_per_job)
 
 
-def test_jobs_go_to_the_machine_with_the_fewest_in_the_order_of_the_file():
+def test_a_job_goes_to_the_machine_with_the_fewest_jobs_or_else_the_first_in_the_file():
     some = placements()
     assert [some.take(f"job{number}", [A, B]) for number in range(4)] == ["a", "b", "a", "b"]
     some.release("job1")
@@ -35,13 +35,13 @@ def test_a_retried_trial_returns_to_the_machine_with_its_checkpoints_if_that_mac
     assert some.take("job2", [A], {"b"}) == "a"
 
 
-def test_without_a_machine_that_answers_there_is_no_place():
+def test_a_job_waits_if_no_machine_is_reachable():
     some = placements()
     assert some.take("job", []) is None
     assert some.why_pending([], ["a", "b"]) == "waits for a machine: a, b cannot be reached"
 
 
-def test_a_full_machine_is_passed_over():
+def test_a_machine_without_enough_free_gpus_gets_no_job():
     some = placements(gpus_per_job=2)
     assert [some.take(f"job{number}", [A, B]) for number in range(3)] == ["a", "b", None]
     assert some.gpus_of("job0") == some.gpus_of("job1") == (0, 1)
@@ -50,14 +50,14 @@ def test_a_full_machine_is_passed_over():
     assert some.take("job2", [A, B]) == "a"
 
 
-def test_gpus_are_shared_by_as_many_jobs_as_the_machine_allows():
+def test_each_gpu_of_a_machine_is_shared_by_at_most_the_configured_number_of_jobs():
     some = placements(gpus_per_job=1, max_trials_per_gpu=2)
     for number in range(8):
         assert some.take(f"job{number}", [A, B])
     assert some.take("job8", [A, B]) is None
 
 
-def test_gpus_of_other_programs_are_left_out_unless_they_may_be_shared():
+def test_gpus_in_use_by_other_programs_are_assigned_only_if_the_configuration_allows_it():
     busy = MachineView("a", (0, 1), frozenset({0, 1}))
     some = placements(gpus_per_job=1)
     assert some.take("job", [busy]) is None
@@ -76,13 +76,13 @@ def test_a_job_of_an_earlier_manager_keeps_its_gpus():
     assert some.take("next", [A]) is None
 
 
-def test_the_gpus_of_a_machine_are_those_of_the_file_that_it_has():
+def test_the_usable_gpus_are_the_configured_gpus_that_exist_on_the_machine():
     assert usable_gpus(RemoteMachine("a"), (0, 1)) == (0, 1)
     assert usable_gpus(RemoteMachine("a", gpu_indices=(1, 5)), (0, 1)) == (1,)
     assert placements(gpus_per_job=1, gpu_indices=(1,)).take("job", [A]) == "a"
 
 
-def test_a_machine_with_too_few_gpus_is_named():
+def test_the_error_for_too_few_or_missing_gpus_contains_the_name_of_the_machine():
     assert why_gpus_lack(RemoteMachine("a"), (), 0) == ""
     assert why_gpus_lack(RemoteMachine("a"), (0, 1), 2) == ""
     assert "cannot run trials on a: trialGpuNumber is 3 and the experiment may use 2" in why_gpus_lack(

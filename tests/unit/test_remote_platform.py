@@ -1,4 +1,4 @@
-"""What platform remote checks without a connection, and the address that it has for keepers."""
+"""The offline checks of the remote platform, and the manager address that keepers use."""
 
 import sys
 
@@ -24,7 +24,7 @@ def a_remote_platform(tmp_path):
     return make
 
 
-def test_the_ssh_client_is_named_where_it_is_missing(a_remote_platform, monkeypatch):
+def test_the_error_for_a_missing_ssh_client_contains_the_install_command(a_remote_platform, monkeypatch):
     platform = a_remote_platform()
     platform.check_offline()
     monkeypatch.setitem(sys.modules, "asyncssh", None)
@@ -32,12 +32,12 @@ def test_the_ssh_client_is_named_where_it_is_missing(a_remote_platform, monkeypa
         platform.check_offline()
 
 
-def test_pbt_needs_a_folder_that_all_machines_share(a_remote_platform, tmp_path):
+def test_pbt_requires_a_checkpoint_folder_that_all_machines_share(a_remote_platform, tmp_path):
     with pytest.raises(UserError, match="set all_checkpoint_dir in classArgs"):
         a_remote_platform(tuner=PBT).check_offline()
 
 
-def test_pbt_with_such_a_folder_is_accepted(a_remote_platform):
+def test_pbt_with_a_shared_checkpoint_folder_is_accepted(a_remote_platform):
     args = PBT["classArgs"] | {"all_checkpoint_dir": "/shared"}
     a_remote_platform(tuner=PBT | {"classArgs": args}).check_offline()
 
@@ -46,12 +46,14 @@ def test_pbt_with_such_a_folder_is_accepted(a_remote_platform):
     ("host", "address"),
     [
         ("127.0.0.1", "127.0.0.1"),
-        ("no-such-host.invalid", "127.0.0.1"),  # only the configuration of ssh knows it
+        ("no-such-host.invalid", "127.0.0.1"),  # only the configuration of ssh can resolve this name
     ],
 )
-def test_without_a_route_keepers_use_the_connection(a_remote_platform, host, address):
+def test_keepers_use_the_loopback_address_if_the_host_is_local_or_cannot_be_resolved(
+    a_remote_platform, host, address
+):
     assert a_remote_platform(host).address_for_keepers() == address
 
 
-def test_the_manager_has_the_address_that_the_file_names(a_remote_platform):
+def test_keepers_use_the_manager_address_in_the_experiment_file(a_remote_platform):
     assert a_remote_platform(nniManagerIp="192.0.2.1").address_for_keepers() == "192.0.2.1"

@@ -41,7 +41,7 @@ def attempt(tmp_path, monkeypatch):
 
 
 def sign(folder):
-    """Record each new manifest, like the keeper but without a signature. Returns the checkpoint sources of a successor."""
+    """Record each new manifest, like the keeper but without a signature. Returns the checkpoint sources for the next attempt."""
     manifests = [json.loads(path.read_text()) for path in sorted((folder / "checkpoints").glob("*.json"))]
     (folder / "checkpoints.json").write_text(json.dumps({"checkpoints": manifests}))
     origin = {"trial_id": "tRiAl", "attempt_id": folder.parent.name, "task": folder.name}
@@ -68,7 +68,7 @@ def saving(text):
     return save
 
 
-def test_a_saved_file_folder_or_function_output_is_loaded_unchanged(attempt, tmp_path):
+def test_a_checkpoint_from_a_file_a_folder_or_a_save_function_is_loaded_unchanged(attempt, tmp_path):
     attempt()
     model = tmp_path / "model.pt"
     model.write_text("weights")

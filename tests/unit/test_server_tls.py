@@ -1,4 +1,4 @@
-"""The files of a certificate are checked before a server uses them."""
+"""A server checks its TLS certificate and its key file before it uses these files."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def test_a_valid_pair_of_files_has_a_fingerprint_and_host_names_without_a_warnin
 
 
 @pytest.mark.parametrize("missing", ["certificate", "key"])
-def test_a_missing_file_is_named_with_its_option(tmp_path, missing):
+def test_the_error_for_a_missing_tls_file_contains_the_option_and_the_path(tmp_path, missing):
     files = issue(tmp_path)
     path = getattr(files, missing)
     path.unlink()
@@ -52,12 +52,14 @@ def test_a_missing_file_is_named_with_its_option(tmp_path, missing):
         (None, "x", "--tls-key without --tls-certificate"),
     ],
 )
-def test_one_of_the_two_options_alone_is_refused(certificate, key, says):
+def test_a_tls_certificate_without_a_tls_key_and_a_key_without_a_certificate_are_refused(
+    certificate, key, says
+):
     with pytest.raises(TlsFilesUnusable, match=says):
         TlsFiles.of(certificate, key)
 
 
-def test_relative_paths_become_absolute_and_links_stay(tmp_path, monkeypatch):
+def test_relative_tls_paths_become_absolute_and_symbolic_links_are_not_resolved(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "live.pem").symlink_to("archive.pem")
     assert TlsFiles.of("live.pem", "key.pem") == TlsFiles(tmp_path / "live.pem", tmp_path / "key.pem")
@@ -81,7 +83,7 @@ def test_a_key_that_other_users_can_access_is_refused_as_in_ssh(tmp_path, mode):
     )
 
 
-def test_a_key_of_another_owner_may_have_a_group_that_reads_it(tmp_path):
+def test_a_key_file_of_another_owner_is_accepted_if_only_its_group_can_also_read_it(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a file to another user")
     files = issue(tmp_path)
@@ -93,7 +95,7 @@ def test_a_key_of_another_owner_may_have_a_group_that_reads_it(tmp_path):
         assert f"its mode {mode:04o} lets other users read or change it" in refusal_of(files)
 
 
-def test_content_that_is_no_certificate_or_no_key_is_refused(tmp_path):
+def test_a_file_without_a_pem_certificate_or_without_a_pem_private_key_is_refused(tmp_path):
     files = issue(tmp_path)
     assert "it is no certificate in PEM format" in refusal_of(TlsFiles(files.key, files.key))
     copied = tmp_path / "copied.pem"
@@ -102,7 +104,7 @@ def test_content_that_is_no_certificate_or_no_key_is_refused(tmp_path):
     assert "it is no private key in PEM format" in refusal_of(TlsFiles(files.certificate, copied))
 
 
-def test_a_key_with_a_passphrase_is_refused_with_the_command_that_removes_it(tmp_path):
+def test_a_key_with_a_passphrase_is_refused_with_the_command_that_removes_the_passphrase(tmp_path):
     files, locked = issue(tmp_path), tmp_path / "locked.pem"
     locked.touch(0o600)
     subprocess.run(
@@ -113,17 +115,17 @@ def test_a_key_with_a_passphrase_is_refused_with_the_command_that_removes_it(tmp
     )
 
 
-def test_an_expired_certificate_is_a_warning_with_the_date(tmp_path):
+def test_an_expired_certificate_causes_a_warning_with_the_expiry_date(tmp_path):
     ended = datetime.now(timezone.utc) - timedelta(days=5)
     warning = issue(tmp_path, start_days=-35, days=30).read().warning
     assert f"expired on {ended:%Y-%m-%d}, and browsers refuse it; renew it" in warning
 
 
-def test_a_certificate_of_the_future_is_a_warning(tmp_path):
+def test_a_certificate_that_is_not_valid_yet_causes_a_warning(tmp_path):
     assert "is not valid before" in issue(tmp_path, start_days=2).read().warning
 
 
-def test_nnictl_starts_without_the_libraries_of_tls():
+def test_importing_nnictl_does_not_import_asyncio_ssl_or_cryptography():
     program = (
         "import sys, nni_manager.cli.main\n"
         "print([each for each in ('asyncio', 'ssl', 'cryptography') if each in sys.modules])"
@@ -132,14 +134,14 @@ def test_nnictl_starts_without_the_libraries_of_tls():
     assert done.stdout == "[]\n"
 
 
-def test_the_first_link_has_the_host_name_of_the_certificate():
+def test_the_first_url_of_a_server_contains_the_host_name_of_the_certificate():
     server = ManagerProcess(1, "0.0.0.0", 8443, "0.7.0", "token", "AB:CD", "/lab", "lab.example")
     first, *others = urls_of(server)
     assert first == "https://lab.example:8443/lab"
     assert "https://127.0.0.1:8443/lab" in others
 
 
-def test_a_missing_option_is_named_as_in_python():
+def test_the_error_for_a_missing_tls_option_uses_the_names_of_the_python_api():
     experiment = Experiment("local")
     experiment.config.trial_command, experiment.config.trial_concurrency = "true", 1
     experiment.config.search_space = {"x": {"_type": "uniform", "_value": [0, 1]}}

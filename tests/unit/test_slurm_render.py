@@ -28,7 +28,7 @@ FULL = SlurmSection(
 )
 
 
-def test_every_key_is_the_option_of_sbatch_of_its_name():
+def test_every_slurm_key_is_rendered_as_the_corresponding_sbatch_option():
     assert render.sbatch_options(FULL) == [
         *(
             "--partition=gpu",
@@ -43,11 +43,11 @@ def test_every_key_is_the_option_of_sbatch_of_its_name():
     ]
 
 
-def test_keys_that_are_not_set_leave_the_choice_to_slurm():
+def test_unset_slurm_keys_and_zero_gpus_add_no_sbatch_options():
     assert render.sbatch_options(SlurmSection(gpus=0)) == []
 
 
-def test_a_job_is_never_requeued_and_its_output_is_kept_if_it_starts_again():
+def test_the_sbatch_command_disables_requeue_and_appends_to_the_output_file():
     command = render.sbatch_command(FULL, "nni-EXPT-trial1", "/home/ada/100%", "/home/ada/100%/trial1.log")
     assert command[:2] == ["sbatch", "--parsable"]
     assert {
@@ -81,14 +81,14 @@ def test_no_option_contains_the_token():
         ("NOT_SET", None),
     ],
 )
-def test_a_time_limit_of_slurm_is_a_number_of_seconds(limit, seconds):
+def test_a_slurm_time_limit_is_converted_to_seconds_or_to_none(limit, seconds):
     assert render.seconds_of(limit) == seconds
 
 
 @pytest.mark.parametrize(
     ("limit", "notice_s"), [(None, 60), ("4:00:00", 60), ("2", 30), ("1", 15), ("0:01", 1)]
 )
-def test_the_notice_before_a_short_time_limit_is_short(limit, notice_s):
+def test_slurm_signals_a_job_a_minute_before_its_time_limit_or_later_if_the_limit_is_short(limit, notice_s):
     assert render.notice_s(limit) == notice_s
 
 
@@ -110,7 +110,7 @@ def test_a_job_inherits_no_variables_of_the_slurm_job_that_runs_the_manager():
 PRINTS = "import json, os, sys; print(json.dumps([sys.argv[1:], sys.stdin.read(), dict(os.environ)]))"
 
 
-def test_a_command_on_a_login_node_has_its_arguments_its_input_and_the_settings_of_a_job():
+def test_a_command_on_a_login_node_receives_its_arguments_its_stdin_and_the_job_settings():
     outside = {
         "PATH": "/usr/bin:/bin",
         "SLURM_CONF": "/etc/slurm.conf",
@@ -137,7 +137,7 @@ def run(script):
     return subprocess.run(["bash"], input=script, capture_output=True, text=True, check=False)
 
 
-def test_a_batch_script_runs_its_job_once_however_often_it_is_started(tmp_path):
+def test_a_batch_script_that_starts_a_second_time_does_not_run_its_job_again(tmp_path):
     run_script, started = tmp_path / "run it's.sh", tmp_path / "a job.started"
     run_script.write_text("echo runs; exit 7")
     script = render.batch_script(str(run_script), str(started))
@@ -147,7 +147,7 @@ def test_a_batch_script_runs_its_job_once_however_often_it_is_started(tmp_path):
     assert "does not run again" in second.stderr
 
 
-def test_a_job_on_a_node_without_the_shared_folder_has_the_exit_code_of_a_missing_workspace(tmp_path):
+def test_a_job_exits_with_the_workspace_exit_code_if_its_node_lacks_the_shared_folder(tmp_path):
     done = run(render.batch_script("run.sh", str(tmp_path / "absent" / "started")))
     assert done.returncode == KeeperExit.WORKSPACE
     assert "absent" in done.stderr

@@ -1,4 +1,4 @@
-"""Job states and errors from what Slurm's commands print. The texts are those of Slurm 22.05."""
+"""Job states and errors, parsed from the output of Slurm's commands. The sample output has the format of Slurm 22.05."""
 
 import pytest
 
@@ -26,16 +26,16 @@ def test_a_row_of_squeue_has_the_state_the_exit_status_and_the_reason():
     assert found.has_ended
 
 
-def test_a_reason_may_contain_the_separator():
+def test_a_pending_reason_may_contain_the_column_separator():
     assert row("PENDING", reason="held by admin | ask ada").pending_reason == "held by admin | ask ada"
 
 
-def test_other_output_than_rows_is_an_error():
+def test_squeue_output_that_is_not_a_table_row_raises_an_error():
     with pytest.raises(ValueError, match="slurm_load_jobs"):
         states.parse_squeue("slurm_load_jobs error", "nni-EXPT-")
 
 
-def test_the_users_other_jobs_may_have_any_name():
+def test_squeue_rows_of_other_jobs_are_ignored_even_if_their_names_contain_line_ends():
     others = "9|a|b|RUNNING|0|N/A|1:00|n1|None|\n10_[1-5]|array|PENDING|0|N/A|1:00||Resources|\n11|two\nlines|RUNNING|0|N/A|\n"
     ours = "12|nni-EXPT-trial1|RUNNING|0|N/A|1:00|n1|None|\n"
     (found,) = states.parse_squeue(others + ours, "nni-EXPT-")
@@ -56,7 +56,7 @@ def test_the_users_other_jobs_may_have_any_name():
         "A_STATE_OF_LATER",
     ],
 )
-def test_a_job_has_not_ended_in_any_other_state_even_an_unknown_one(state):
+def test_a_job_in_a_state_that_is_unknown_or_not_terminal_has_not_ended(state):
     assert not row(state).has_ended
 
 
@@ -88,7 +88,7 @@ def test_a_running_job_that_slurm_preempts_or_suspends_has_a_warning():
         ("CANCELLED by 1000", ExitReason.JOB_LOST, "CANCELLED by 1000, but not by this manager"),
     ],
 )
-def test_a_job_that_slurm_has_ended_has_no_exit_code_and_names_the_state(state, reason, words):
+def test_a_job_that_slurm_ended_has_no_exit_code_and_its_message_contains_the_state(state, reason, words):
     ended = end(state, "15")
     assert (ended.exit_code, ended.reason, ended.is_explained) == (None, reason, True)
     assert ended.message.startswith("Slurm reports job 12 (nni-EXPT-trial1): ")
@@ -105,42 +105,42 @@ def test_a_job_that_ended_by_itself_has_its_exit_code_and_the_end_of_its_output(
     assert end("COMPLETED").exit_code == 0
 
 
-def test_a_job_that_a_signal_ended_has_the_exit_code_of_a_shell():
+def test_the_exit_code_of_a_job_killed_by_a_signal_is_128_plus_the_signal_number():
     ended = end("FAILED", "9", "JobLaunchFailure")
     assert ended.exit_code == 137
     assert "FAILED, signal 9" in ended.message
 
 
-def test_a_node_that_cannot_open_the_output_names_the_folder_to_share():
+def test_the_error_of_a_node_that_cannot_open_the_output_file_suggests_a_shared_folder():
     ended = end("FAILED", "4021", "JobLaunchFailure")
     assert (ended.exit_code, ended.reason) == (None, ExitReason.COULD_NOT_START)
     assert "set experimentWorkingDirectory to a folder that the compute nodes share" in ended.message
 
 
-def test_a_job_that_ended_shortly_before_its_time_limit_says_so():
+def test_the_message_of_a_job_that_ended_just_before_its_time_limit_mentions_the_limit():
     assert ", 12 s before its time limit; raise timeLimit" in end("FAILED", "36608", left="0:12").message
     assert "12 s before its time limit" in end("COMPLETED", left="0:12").message
     assert "time limit" not in end("FAILED", "256", left="1:00:00").message
 
 
 @pytest.mark.parametrize(("state", "code"), [("CANCELLED", None), ("FAILED", 9), ("COMPLETED", 0)])
-def test_a_job_that_was_stopped_on_request_says_so(state, code):
+def test_the_message_of_a_job_that_was_stopped_on_request_mentions_the_request(state, code):
     ended = end(state, "2304" if state == "FAILED" else "0", was_stopped=True)
     assert (ended.exit_code, ended.message) == (code, "Slurm has ended job 12 (nni-EXPT-trial1) on request")
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
-def test_a_job_that_ends_by_itself_in_the_grace_time_of_a_preemption_was_preempted(state):
+def test_a_job_that_exits_during_the_grace_time_of_a_preemption_counts_as_preempted(state):
     ended = end(state, "36608", preempted="2026-11-27T22:20:17")
     assert (ended.exit_code, ended.reason) == (None, ExitReason.PREEMPTED)
     assert "in the grace time after it was preempted" in ended.message
 
 
-def test_a_preemption_is_no_stop_on_request():
+def test_a_preempted_job_has_the_reason_preempted_even_if_a_stop_was_requested():
     assert end("PREEMPTED", was_stopped=True).reason is ExitReason.PREEMPTED
 
 
-def test_sacct_knows_who_has_cancelled_a_job():
+def test_a_sacct_row_contains_the_id_of_the_user_who_cancelled_the_job():
     (found,) = states.parse_sacct("12|nni-EXPT-trial1|CANCELLED by 1000|0:15|n1\n")
     assert found.has_ended
     assert found.exit_status == 15
@@ -195,7 +195,7 @@ LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/o
         ("", UserError, "it printed nothing"),
     ],
 )
-def test_an_error_has_what_slurm_printed_and_the_remedy(printed, kind, words):
+def test_an_error_contains_the_output_of_the_slurm_command_and_a_remedy(printed, kind, words):
     error = states.error_of("sbatch", printed)
     assert type(error) is kind
     assert str(error).startswith("cannot ")
@@ -203,11 +203,11 @@ def test_an_error_has_what_slurm_printed_and_the_remedy(printed, kind, words):
     assert printed.rpartition(": ")[2] in str(error)
 
 
-def test_the_limit_of_submitted_jobs_is_met_by_another_try():
+def test_an_error_about_the_limit_of_submitted_jobs_is_retryable():
     assert isinstance(states.error_of("sbatch", FAILED + LIMIT), RetryableError)
 
 
-def test_scancel_names_the_jobs_that_it_could_not_signal():
+def test_the_jobs_that_scancel_could_not_signal_are_parsed_from_its_output():
     printed = (
         "scancel: error: Kill job error on job id 5: Invalid job id specified\n"
         "scancel: error: Kill job error on job id 17: Job/step already completing or completed\n"

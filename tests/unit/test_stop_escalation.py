@@ -183,7 +183,7 @@ def test_a_keeper_gets_extra_time_to_exit_after_its_trial_ended() -> None:
     assert search.state() is TrialState.USER_CANCELED
 
 
-def test_canceling_a_prefetched_trial_does_not_shorten_the_grace_of_the_running_trial() -> None:
+def test_canceling_a_prefetched_trial_does_not_shorten_the_grace_period_of_a_running_trial() -> None:
     search = SimulatedStops(reuses_jobs=True)
     job = search.experiment.jobs.live["env-0"]
     search.handle(ParametersSuggested("t9", 9, {}, {}, 1.0))

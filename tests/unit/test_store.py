@@ -132,7 +132,7 @@ def test_code_versions_are_stored_in_chronological_order(store, reader):
     assert reader.code() == versions
 
 
-def test_a_usage_sample_is_stored_last_after_the_clock_was_set_back(store, reader):
+def test_usage_samples_keep_their_order_after_the_clock_was_set_back(store, reader):
     samples = [
         UsageRow(Usage(KEY, float(n), 0, 0), at_s) for n, at_s in enumerate((86400.0, 86405.0, 5.0, 10.0))
     ]
@@ -243,7 +243,7 @@ def test_a_stored_trial_is_read_back_unchanged(store, reader):
     assert reader.trials() == [trial]
 
 
-def test_a_row_keeps_the_trial_state_of_the_moment_when_the_row_was_created(store, reader):
+def test_a_row_does_not_change_if_its_trial_changes_after_the_row_was_created(store, reader):
     trial = a_trial()
     row = trial_row(trial)
     trial.state = TrialState.RUNNING

@@ -1,4 +1,4 @@
-"""The pace of submissions while the cluster rejects the login, or has a full quota."""
+"""The rate of job submissions while the cluster rejects the login or a quota is exceeded."""
 
 import asyncio
 
@@ -11,7 +11,9 @@ from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
 
 
 class Cluster:
-    """Has room for `room` jobs, and refuses others with `error`. Counts calls, refusals and simultaneous calls."""
+    """A cluster that accepts `room` jobs and raises `error` for all others. It counts refusals and the maximum of simultaneous
+    calls.
+    """
 
     def __init__(self, room, error):
         self.room, self.error = room, error
@@ -71,7 +73,7 @@ def test_submissions_run_at_the_same_time_while_the_cluster_accepts_them():
     run(scenario)
 
 
-def test_one_submission_at_a_time_tries_a_rejected_login_and_all_follow_when_it_is_valid():
+def test_submissions_with_a_rejected_login_run_one_at_a_time_until_the_login_is_accepted():
     async def scenario():
         gate, cluster = SubmissionGate(), Cluster(0, Unauthenticated("log in again"))
         jobs = submissions(gate, cluster, 100)
@@ -91,7 +93,7 @@ def test_one_submission_at_a_time_tries_a_rejected_login_and_all_follow_when_it_
     run(scenario)
 
 
-def test_jobs_above_a_quota_follow_in_their_order_with_one_refusal_per_pause():
+def test_jobs_over_a_quota_are_submitted_in_order_and_with_a_bounded_number_of_refusals():
     async def scenario():
         gate, cluster = SubmissionGate(), Cluster(10, QuotaExceeded("at most ten jobs"))
         jobs = submissions(gate, cluster, 100)
@@ -102,14 +104,15 @@ def test_jobs_above_a_quota_follow_in_their_order_with_one_refusal_per_pause():
             cluster.room = 10
         await asyncio.gather(*jobs)
         assert cluster.accepted == [*range(100)]
-        # The first ones were under way when the quota was exceeded. Each of the nine waits sees two refusals.
+        # Up to MOST_AT_ONCE submissions were running when the quota was exceeded. Each of the nine iterations allows two more
+        # refusals.
         assert cluster.refusals <= MOST_AT_ONCE + 2 * 9
         assert gate.reason == ""
 
     run(scenario)
 
 
-def test_a_cancelled_submission_passes_its_turn_to_the_next_one():
+def test_the_next_waiting_job_is_submitted_if_the_submissions_before_it_are_cancelled():
     async def scenario():
         gate, cluster = SubmissionGate(), Cluster(0, QuotaExceeded("no room"))
         jobs = submissions(gate, cluster, 3)
@@ -124,7 +127,7 @@ def test_a_cancelled_submission_passes_its_turn_to_the_next_one():
     run(scenario)
 
 
-def test_another_error_is_raised_and_the_next_job_has_its_turn():
+def test_an_error_other_than_a_refusal_is_raised_and_the_next_waiting_job_is_submitted():
     async def scenario():
         gate, cluster = SubmissionGate(), Cluster(0, QuotaExceeded("no room"))
 
@@ -145,7 +148,7 @@ def test_another_error_is_raised_and_the_next_job_has_its_turn():
     run(scenario)
 
 
-def test_a_job_that_is_not_wanted_any_more_does_not_end_the_pauses_of_others():
+def test_a_waiting_job_is_retried_even_if_the_submission_of_another_job_is_abandoned():
     async def scenario():
         gate, cluster = SubmissionGate(), Cluster(0, QuotaExceeded("no room"))
         waiting = submissions(gate, cluster, 1)

@@ -60,7 +60,7 @@ def ids(document: Any) -> list[str]:
 
 @pytest.fixture
 def sorts(monkeypatch: pytest.MonkeyPatch) -> list[Query]:
-    """Records the queries that are computed from all trials."""
+    """The queries that were computed from all trials."""
     computed: list[Query] = []
     arranged = Query.arranged
 

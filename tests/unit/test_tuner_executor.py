@@ -25,7 +25,7 @@ from nni_manager.tuner.registry import make_tuner
 
 
 class Slow(BaseAssessor):
-    """Blocks until `may_answer` is set, and stops a trial that has reported 5."""
+    """An assessor that blocks until `may_answer` is set. It stops a trial that has reported 5."""
 
     def __init__(self):
         self.may_answer = threading.Event()
@@ -76,7 +76,7 @@ WAITS, RAISES = 98, 99
 
 
 class Noting(BaseTuner):
-    """Records for each call whether it is on the main thread. Can be slow or block."""
+    """A tuner that records for each call whether the call is on the main thread. The tuner can be slow or block."""
 
     def __init__(self, learns=False):
         self.learns = learns
@@ -120,7 +120,7 @@ def posted_events(tmp_path, tuner, scenario):
 
 @pytest.fixture
 def generous_limit(monkeypatch):
-    """A limit for fast calls that is met even on a busy machine."""
+    """A time limit for fast calls that is long enough even on a busy machine."""
     monkeypatch.setattr(algorithms_module, "_MOMENT_S", 0.2)
 
 
@@ -237,7 +237,7 @@ def test_a_cancelled_request_delays_the_next_request_until_the_tuner_returns(tmp
     assert [each.parameters["x"] for each in posted] == [0, 1, 2, 4]
 
 
-def test_a_cancelled_request_behind_another_delays_the_next_request_until_the_tuner_returns(
+def test_a_cancelled_request_in_the_queue_delays_the_next_request_until_the_tuner_returns(
     tmp_path, generous_limit
 ):
     tuner = Noting()
@@ -274,7 +274,7 @@ def test_every_event_loop_iteration_has_its_own_time_limit_for_tuner_calls(tmp_p
 
 
 class Unrestorable(Noting):
-    """Fails in its own code when it is restored."""
+    """A tuner whose code raises an exception when its state is restored."""
 
     def restore(self, trials):
         raise UserError("cannot use the state of another version; start a new experiment")
@@ -291,7 +291,7 @@ def test_a_failed_restore_of_the_tuner_is_reported_at_its_next_request(tmp_path)
 
 
 class Pausing(Noting):
-    """Has no parameters at the moment."""
+    """A tuner that has no parameters at the moment."""
 
     def ask(self, trial_key):
         return Later.LATER

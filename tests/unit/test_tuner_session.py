@@ -13,7 +13,7 @@ FATAL_VALUE = 666.0
 
 
 class Recorder(BaseTuner):
-    """Proposes the trial key as x, and records all calls."""
+    """A tuner that proposes the trial key as x, and records all calls."""
 
     def __init__(self, config):
         self.revision = config.search_space_revision
@@ -71,7 +71,7 @@ def test_a_tuner_receives_results_and_gets_its_metadata_back_unchanged(tuners):
 
 
 @pytest.mark.parametrize("answer", [None, Later.LATER])
-def test_the_tuner_session_returns_the_answers_none_and_later_unchanged(tuners, answer):
+def test_the_tuner_session_returns_the_special_answers_none_and_later_unchanged(tuners, answer):
     session, (tuner,) = tuners
     tuner.answers = [answer]
     assert session.ask(0) is answer

@@ -1,4 +1,4 @@
-"""`warmStart`: the points of earlier experiments with which a new experiment starts, and reasons to refuse an experiment."""
+"""`warmStart`: the initial points from earlier experiments, and the reasons to refuse an earlier experiment."""
 
 import json
 
@@ -55,7 +55,7 @@ def an_earlier(tmp_path):
 
 @pytest.fixture
 def chosen(tmp_path):
-    """Returns the points with which a new experiment with this `warmStart` starts, and the warnings."""
+    """Returns the initial points of a new experiment with this `warmStart`, and the warnings."""
 
     def choose(warm_start, space=SPACE, tuner="Auto", mode="maximize", **keys):
         (tmp_path / "space.json").write_text(json.dumps(space))

@@ -1,4 +1,4 @@
-"""The options of a web server, as one process passes them to another."""
+"""The options of a web server, and how one process passes the options to another process on the command line."""
 
 import argparse
 from pathlib import Path

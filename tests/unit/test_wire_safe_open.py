@@ -190,7 +190,7 @@ def test_file_modes_are_ignored_if_the_workspace_root_is_world_writable_or_priva
     is_sticky=st.booleans(),
     groups=st.tuples(st.integers(0, 1), st.integers(0, 1)),
 )
-def test_users_who_can_also_replace_the_workspace_root_do_not_count_as_other_writers(
+def test_write_access_to_a_file_is_ignored_for_users_who_can_also_replace_the_workspace_root(
     file: int, root: int, is_folder: bool, is_sticky: bool, groups: tuple[int, int]
 ) -> None:
     kind = (stat.S_IFDIR if is_folder else stat.S_IFREG) | (stat.S_ISVTX if is_sticky else 0)

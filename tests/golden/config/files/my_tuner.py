@@ -1,2 +1,2 @@
 class MyTuner:
-    """Stands for a tuner of the user's own."""
+    """An example of a tuner that a user has written."""
