@@ -82,6 +82,37 @@ def during_an_outage(place, moment_s):
     return place.nnictl("stop")
 
 
+def have_ended(place):
+    """Wait until the manager knows from the keepers that both trials have ended."""
+    (path,) = (place.folder / "experiments").iterdir()
+    client = ManagerClient(path.name, ExperimentFolder(path).running_process())
+    wait_until(
+        lambda: [trial["status"] for trial in client.get("/trials")] == ["SUCCEEDED"] * 2,
+        "both trials have ended",
+    )
+
+
+def soon_after_an_outage(place, moment_s):
+    """The trials end during an outage of the API server, and the user stops the experiment soon after the outage."""
+    place.completed(both_run(place))
+    place.cluster.api.stop()
+    place.gate.touch()
+    have_ended(place)
+    place.cluster.api.start()
+    time.sleep(moment_s)
+    return place.nnictl("stop")
+
+
+def without_the_controller(place, moment_s):
+    """FrameworkController is dead when the trials end, so no Framework completes."""
+    place.completed(both_run(place))
+    place.cluster.controllers.stopped.add(FRAMEWORKS)
+    place.gate.touch()
+    have_ended(place)
+    time.sleep(moment_s)
+    return place.nnictl("stop")
+
+
 def with_a_server_that_deletes_nothing(place, moment_s):
     """Kubernetes reports the ends of the jobs, but can delete no resource."""
     creating = both_run(place, "--foreground")
@@ -104,19 +135,25 @@ def without_the_right_to_delete(place, moment_s):
 
 
 # The short cases come first, because a manager waits a minute before it gives up a job that has not ended.
-WAYS = (with_a_server_that_deletes_nothing, without_the_right_to_delete, without_a_server, during_an_outage)
+LEAVING = (with_a_server_that_deletes_nothing, without_the_right_to_delete, without_a_server)
+"""These leave a job if they have no delay."""
+WAYS = (*LEAVING, during_an_outage, soon_after_an_outage, without_the_controller)
 MOMENTS = 20
 
 
 @pytest.mark.parametrize(
     ("way", "number"),
-    amount([(way, 0) for way in WAYS[:3]], [(way, number) for number in range(MOMENTS) for way in WAYS]),
+    amount(
+        [(way, 0) for way in (*LEAVING, without_the_controller)],
+        [(way, number) for number in range(MOMENTS) for way in WAYS],
+    ),
 )
 def test_leftover_jobs_are_reported_with_a_removal_command_until_the_jobs_are_removed(place, way, number):
-    """Case number 0 has no delay and always leaves a job. The other cases have a random delay, so they may leave none."""
-    done = way(place, random.Random(f"{way.__name__} {number}").uniform(0, 2) if number else 0.0)
+    """Case number 0 has no delay, and leaves a job if its way is in LEAVING. The other cases have a random delay."""
+    latest_s = 9.0 if way is soon_after_an_outage else 2.0
+    done = way(place, random.Random(f"{way.__name__} {number}").uniform(0, latest_s) if number else 0.0)
     found = place.cluster.store.list(FRAMEWORKS)
-    assert found or number
+    assert found or number or way not in LEAVING
     for framework in found:
         labels = framework["metadata"]["labels"]
         command = rf"`kubectl delete frameworks,pods -n default -l \S*expId={labels['expId']},trialId={labels['trialId']} "
@@ -138,6 +175,7 @@ def test_leftover_jobs_are_reported_with_a_removal_command_until_the_jobs_are_re
         place.cluster.api.start()
     place.cluster.api.stop_misbehaving(("delete", FRAMEWORKS.plural))
     place.cluster.api.denied.clear()
+    place.cluster.controllers.stopped.clear()
     assert place.nnictl("stop", path.name).returncode == (0 if left_over else 1), (
         "without leftovers it is over"
     )
