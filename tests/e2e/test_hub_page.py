@@ -10,7 +10,7 @@ from deadlines import scaled_s
 from free_ports import free_port_pair
 from made_experiment import made_experiment, served_view, write
 from real_experiment import wait_until
-from user_home import BIN, environ_of, left_in, processes_of
+from user_home import BIN, environ_of, left_in, processes_with
 
 from nni_manager.domain.remarks import Remarks
 from nni_manager.store.folders import Registry
@@ -95,7 +95,7 @@ def served(place, *options):
 
 
 def hub_of(place):
-    (process,) = (each for each in processes_of(place) if "nni_manager.hub" in each.cmdline())
+    (process,) = processes_with(place, "nni_manager.hub")
     return process
 
 
@@ -182,7 +182,7 @@ def test_an_experiment_is_started_and_stopped_on_the_page_of_all_experiments(bro
         expect(person.see("connection")).to_have_text("Live")
 
         # After the manager is killed, the page shows the stored data and how to continue the experiment.
-        (manager,) = (each for each in processes_of(place) if each.cmdline()[2:3] == ["nni_manager"])
+        (manager,) = processes_with(place, "nni_manager")
         manager.send_signal(signal.SIGKILL)
         manager.wait()
         person.page.reload()
@@ -226,6 +226,4 @@ def test_nnictl_web_starts_one_server_and_nnictl_create_prints_links_to_the_serv
             stopped.stderr
         )
         expect(person.see("connection")).to_have_text("Not connected")
-    wait_until(
-        lambda: not [each for each in processes_of(place) if "nni_manager.hub" in each.cmdline()], "it ends"
-    )
+    wait_until(lambda: not processes_with(place, "nni_manager.hub"), "it ends")

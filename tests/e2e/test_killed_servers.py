@@ -18,7 +18,7 @@ from deadlines import DEADLINE_S
 from free_ports import free_port_pair
 from playwright.sync_api import TimeoutError
 from real_experiment import wait_until
-from user_home import left_in, processes_of, run_nnictl
+from user_home import left_in, processes_with, run_nnictl
 
 from nni_manager.store.folders import Registry
 from nni_manager.store.reader import StoreReader
@@ -115,24 +115,17 @@ class Site:
 
     def kill(self, victim):
         """Kill the hub, or the manager that started last; return False if there is none."""
-        found = []
-        for process in processes_of(self.folder):
+        found = processes_with(self.folder, {"hub": "nni_manager.hub", "manager": "nni_manager"}[victim])
+        for process in found[-1:]:
             with suppress(psutil.NoSuchProcess):
-                command = process.cmdline()
-                if "nni_manager.hub" in command if victim == "hub" else command[2:3] == ["nni_manager"]:
-                    found.append(process)
-        for process in sorted(found, key=psutil.Process.create_time)[-1:]:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+                process.send_signal(signal.SIGKILL)
+                process.wait()
         return bool(found)
 
     def settle(self):
         """Wait for the end of the actions: in the page, and of commands that the killed hub had started."""
         expect(self.list.page.get_by_text("Working…")).to_have_count(0, timeout=DEADLINE_S * 1000)
-        wait_until(
-            lambda: not [each for each in processes_of(self.folder) if "nni_manager.cli" in each.cmdline()],
-            "no command runs",
-        )
+        wait_until(lambda: not processes_with(self.folder, "nni_manager.cli"), "no command runs")
         self.list.page.reload()
         self.list.is_ready()
 

@@ -27,6 +27,16 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def processes_with(folder: Path, module: str) -> list[psutil.Process]:
+    """The processes of this home that run a module by `python -m`, the latest last."""
+    found = []
+    for process in processes_of(folder):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.cmdline()[2:3] == [module]:
+                found.append((process.create_time(), process.pid, process))
+    return [process for *_, process in sorted(found)]
+
+
 def left_in(folder: Path) -> list[psutil.Process]:
     """The processes of this home that still run after a short wait. The wait is necessary, because a keeper exits a moment after
     its manager.
