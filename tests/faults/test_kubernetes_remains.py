@@ -135,6 +135,7 @@ def without_the_right_to_delete(place, moment_s):
 
 
 # The short cases come first, because a manager waits a minute before it gives up a job that has not ended.
+# Each way sleeps until its random moment; there is no event to wait for.
 LEAVING = (with_a_server_that_deletes_nothing, without_the_right_to_delete, without_a_server)
 """These leave a job if they have no delay."""
 WAYS = (*LEAVING, during_an_outage, soon_after_an_outage, without_the_controller)

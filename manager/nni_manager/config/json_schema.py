@@ -170,7 +170,7 @@ def _root(version: Version, definitions: dict[str, Json]) -> Json:
                 "anyOf": [
                     _has("useAnnotation", {"const": True}),
                     *(_has(space, not_null) for space in spaces),
-                    # A class of the user may have its own parameters.
+                    # A class of the user may choose parameters without a search space.
                     *(_has(section, _has("className", not_null)) for section in ("tuner", "advisor")),
                 ]
             },

@@ -153,7 +153,11 @@ class TrainingService(ABC):
 
     @abstractmethod
     async def stop(self, job_id: str) -> bool:
-        """Request the end of a job. True: `on_job_ended` will report it. False: there is no such job."""
+        """Request the end of a job. True: `on_job_ended` will report it. False: there is no such job.
+
+        A job exists from the start of its `submit`, so the service remembers a stop during the submission. If that `submit`
+        fails, the service may report nothing: the manager asks again.
+        """
 
     def wake(self, job_id: str) -> None:  # noqa: B027 - a cluster kills a frozen job after its grace period
         """Resume a frozen (stopped) keeper if this machine can, so that it handles the next request."""

@@ -205,7 +205,7 @@ class _Follower(Response):
         try:
             await self._stream(scope, receive, send)
         except StoreUnusable as error:
-            # The view is closed, because a manager runs now, or its store is damaged, which the client's next request reports.
+            # The view is closed, because a manager runs now. Or the store is damaged, which the client's next request reports.
             raise ResponseTruncated(str(error)) from error
         finally:
             self._live.followers -= 1

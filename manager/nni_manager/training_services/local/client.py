@@ -176,7 +176,7 @@ class LocalTrainingService(TrainingService):
         self._exit_codes[job_id] = exit_code
 
     async def stop(self, job_id: str) -> bool:
-        """Send SIGTERM to the keeper, which ends its trial with grace. A keeper that is being started gets it from `submit`."""
+        """Send SIGTERM to the keeper, which ends its trial with grace. `submit` sends it to a keeper that is being started."""
         if job_id in self._starting:
             self._starting[job_id] = True
             return True

@@ -138,7 +138,7 @@ async function act(id, action) {
     ({ message } = await action());
   });
   if (isDone) notify(message || "Done.");
-  // The row shows the buttons of the new state, never again those of the old one.
+  // Until the new list has arrived, the row must not show the buttons of the old state.
   await look();
   busy.delete(id);
   draw();
