@@ -4,6 +4,7 @@ import os
 import sys
 from types import SimpleNamespace
 
+import asyncssh
 import pytest
 from real_experiment import wait_until
 from slurm_login_node import a_login_node
@@ -86,6 +87,19 @@ def test_a_login_node_without_the_commands_of_slurm_is_refused(node, platform):
 
 
 def test_the_error_for_a_login_shell_that_exits_at_once_contains_the_message_of_the_shell(node, platform):
+    (node.machine.home / ".bash_profile").write_text("echo the account has expired >&2; exit 1\n")
+    assert "its login shell says 'the account has expired'" in refused(platform)
+
+
+def test_a_login_shell_that_exits_before_it_is_sent_commands_is_refused(node, platform, monkeypatch):
+    create_session = asyncssh.SSHClientConnection.create_session
+
+    async def create_and_wait(*arguments, **options):
+        channel, session = await create_session(*arguments, **options)
+        await channel.wait_closed()
+        return channel, session
+
+    monkeypatch.setattr(asyncssh.SSHClientConnection, "create_session", create_and_wait)
     (node.machine.home / ".bash_profile").write_text("echo the account has expired >&2; exit 1\n")
     assert "its login shell says 'the account has expired'" in refused(platform)
 

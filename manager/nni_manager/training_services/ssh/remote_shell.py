@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import NamedTuple
 
 import asyncssh
@@ -57,7 +58,7 @@ class RemoteShell:
         # The host itself ends the script: a script that continues would count towards the server's MaxSessions.
         # A login shell of any kind has the PATH and the modules of a user who logs in.
         command = f"exec timeout -k {_KILL_AFTER_S} {timeout_s} bash -l"
-        running = ssh.run(command, input=f"echo '{_START}'\n{script}", errors="replace")
+        running = _finished(ssh, command, f"echo '{_START}'\n{script}")
         try:
             done = await asyncio.wait_for(running, timeout_s + 2 * _KILL_AFTER_S)
         except (TimeoutError, asyncio.TimeoutError):
@@ -88,3 +89,14 @@ class RemoteShell:
         if self._ssh is not None:
             self._thread.loop.call_soon_threadsafe(self._ssh.abort)
         self._thread.close()
+
+
+async def _finished(
+    ssh: asyncssh.SSHClientConnection, command: str, stdin: str
+) -> asyncssh.SSHCompletedProcess:
+    process = await ssh.create_process(command, errors="replace")
+    # A shell that exits at once reads no input. Its exit code and its message are the answer.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(stdin)
+        process.stdin.write_eof()
+    return await process.wait()
