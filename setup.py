@@ -1,4 +1,5 @@
-"""What pyproject.toml has no key for: the path file by which Python finds `nni_sdk/fallback`, and the text on a package index.
+"""What pyproject.toml has no key for: packages of two folders, the path file by which Python finds `nni_sdk/fallback`, and the
+text on a package index.
 
 Python adds that folder to the end of its path, so a package nni that is installed beside this one is imported instead.
 """
@@ -7,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 PATH_FILE = "trial_keeper_nni.pth"
@@ -38,6 +39,12 @@ def description() -> str:
 
 
 setup(
+    packages=[
+        *find_packages(include=["nni_sdk*", "trial_keeper*"]),
+        "nni_sdk.fallback.nni",
+        *find_packages("manager"),
+        "nni_manager.docs",
+    ],
     cmdclass={"build_py": BuildWithPathFile},
     long_description=description(),
     long_description_content_type="text/markdown",

@@ -162,6 +162,13 @@ def test_the_source_distribution_is_complete(tmp_path):
     } == set()
 
 
+def test_the_package_contains_every_module(python):
+    installed = site_packages(python)
+    for source in (REPOSITORY / "nni_sdk", REPOSITORY / "trial_keeper", REPOSITORY / "manager/nni_manager"):
+        modules = {path.relative_to(source.parent) for path in source.rglob("*.py")}
+        assert {path for path in modules if not (installed / path).exists()} == set()
+
+
 def test_the_documentation_is_part_of_the_package(python, tmp_path):
     pages = run(python.with_name("nnictl"), "help", cwd=tmp_path).splitlines()[3:]
     assert {line.split("\t")[0] for line in pages} == {

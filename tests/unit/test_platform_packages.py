@@ -283,10 +283,3 @@ def test_a_package_may_provide_an_nni_platform_that_is_not_built_in(install):
 def test_the_contract_tests_run_against_every_built_in_platform():
     covered = {"kubeflow" if name in contract.OPERATORS_OF_KUBEFLOW else name for name in contract.PLATFORMS}
     assert not {*PLATFORMS} - covered, "add a class to PLATFORMS of tests/fakes/platforms.py"
-
-
-def test_the_package_of_every_built_in_platform_is_part_of_the_distribution():
-    project = Path(__file__).parents[2] / "pyproject.toml"
-    packages = project.read_text().partition("[tool.setuptools]")[2].partition("]")[0]
-    for name in PLATFORMS:
-        assert f'"{SERVICES}.{name}"' in packages
