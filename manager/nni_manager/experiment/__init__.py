@@ -12,6 +12,7 @@ from nni_manager.startup.required_extra import required_extra
 with required_extra("nni_manager.experiment"):
     from nni_manager.config.diagnostics import ConfigInvalid
     from nni_manager.errors import NniManagerError, RetryableError, UserError
+    from nni_manager.experiment import sections
     from nni_manager.experiment.aliases import AliasHint
     from nni_manager.experiment.config import (
         CustomAlgorithmConfig,
@@ -25,49 +26,23 @@ with required_extra("nni_manager.experiment"):
     from nni_manager.experiment.data import TrialHyperParameters, TrialJob, TrialMetricData, TrialResult
     from nni_manager.experiment.experiment import Experiment, RunMode
     from nni_manager.experiment.search import Best, SearchResult, search
-    from nni_manager.experiment.sections import (
-        AlgorithmConfig,
-        FrameworkAttemptCompletionPolicy,
-        FrameworkControllerConfig,
-        FrameworkControllerRoleConfig,
-        K8sStorageConfig,
-        KubeflowConfig,
-        KubeflowRoleConfig,
-        LocalConfig,
-        OpenpaiConfig,
-        RemoteConfig,
-        RemoteMachineConfig,
-        SlurmConfig,
-        TrainingServiceConfig,
-    )
+    from nni_manager.experiment.sections import *  # noqa: F403
+    from nni_manager.experiment.sections import KubeflowRoleConfig
 
 __all__ = [
-    "AlgorithmConfig",
     "AliasHint",
     "Best",
     "ConfigInvalid",
     "CustomAlgorithmConfig",
     "Experiment",
     "ExperimentConfig",
-    "FrameworkAttemptCompletionPolicy",
-    "FrameworkControllerConfig",
-    "FrameworkControllerRoleConfig",
     "K8sAzureStorageConfig",
     "K8sNfsConfig",
     "K8sPvcConfig",
-    "K8sStorageConfig",
-    "KubeflowConfig",
-    "KubeflowRoleConfig",
-    "LocalConfig",
     "NniManagerError",
-    "OpenpaiConfig",
-    "RemoteConfig",
-    "RemoteMachineConfig",
     "RetryableError",
     "RunMode",
     "SearchResult",
-    "SlurmConfig",
-    "TrainingServiceConfig",
     "TrialHyperParameters",
     "TrialJob",
     "TrialMetricData",
@@ -76,6 +51,7 @@ __all__ = [
     "UserError",
     "search",
 ]
+__all__ += sections.__all__
 
 
 # NNI's page on Kubeflow uses this name, which NNI does not have.
