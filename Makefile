@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
 # What .ci/run installs for some tests; without it they are skipped.
-OPTIONAL_PROGRAMS := podman runc catatonit mmdebstrap gcc ip iptables fusermount3 nsenter chromium nginx curl
+OPTIONAL_PROGRAMS := podman runc catatonit mmdebstrap gcc ip iptables fusermount3 nsenter chromium chromium-headless-shell nginx curl
 
 # What warm trials are measured beside. Pinned, so that a change of the ratio is one of ours.
 RAY_TUNE := ray[tune]==2.60.0

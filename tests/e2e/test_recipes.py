@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import requests
 import yaml
+from amounts import amount
 from deadlines import DEADLINE_S
 from free_ports import free_port_pair
 from real_experiment import wait_until
@@ -219,6 +220,9 @@ def test_the_example_for_nni_users_runs_with_nnis_own_manager(tmp_path):
 def test_the_ray_tune_example_of_the_docs_runs(benchmark_module, tmp_path):
     ray_peer = benchmark_module("ray_peer")
     files, (command,) = example("from-ray-tune", "Ray Tune")
+    assert files["search.py"].count("num_samples=20,") == 1
+    # Ray Tune starts a process with all of Ray for each trial.
+    files["search.py"] = files["search.py"].replace("num_samples=20,", f"num_samples={amount(3, 20)},")
     place = write(tmp_path / "work", files)
     assert command == "python3 search.py"
     try:
@@ -226,7 +230,7 @@ def test_the_ray_tune_example_of_the_docs_runs(benchmark_module, tmp_path):
     except ray_peer.RayLacking as lacking:
         compile(files["search.py"], "search.py", "exec")
         pytest.skip(str(lacking))
-    assert float(printed.splitlines()[-1].removeprefix("best ")) < 1
+    assert 0 <= float(printed.splitlines()[-1].removeprefix("best ")) < amount(float("inf"), 1)
 
 
 @pytest.mark.peer

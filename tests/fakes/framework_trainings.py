@@ -564,8 +564,11 @@ def main(name, launched_in=None, arguments="{}"):
         scenarios["launched"] = lambda folder: run_launched(name, folder, checkpoints=True)
     for scenario, run in scenarios.items():
         with tempfile.TemporaryDirectory() as folder:
+            # A killed training leaves its temporary files.
+            tempfile.tempdir = folder
             write_parameters(folder)
             found[scenario] = run(folder)
+        tempfile.tempdir = None
     print("\n" + json.dumps(found))
 
 

@@ -1,5 +1,6 @@
 """The platform `nice` of examples/platform, as pip installs it."""
 
+import atexit
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "platform"
 def installed_example():
     """The folder with the installed package and its metadata, for sys.path. It is built once per test process."""
     folder = Path(tempfile.mkdtemp(prefix="platform-"))
+    atexit.register(shutil.rmtree, folder)
     # A copy is built, because setuptools would create a folder build/ in the checkout.
     shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
