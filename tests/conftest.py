@@ -32,10 +32,10 @@ gc.disable()
 
 
 class LoggersByName(dict[str, logging.Logger | logging.PlaceHolder]):
-    """The loggers of a process.
+    """The loggers of a process, which one thread can iterate over while another thread creates a logger.
 
-    An iteration over the loggers does not fail while another thread creates one. Before each test, pytest 9.2 iterates over them
-    without logging's lock. At the same time, a server thread of a test may import a module.
+    Before each test, pytest 9.2 iterates over the loggers without logging's lock. At the same time, a server thread of a test may
+    import a module, which creates a logger.
     """
 
     def values(self) -> Any:
@@ -204,7 +204,7 @@ def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str]
     monkeypatch.syspath_prepend(BENCHMARKS)
     before = set(sys.modules)
     yield importlib.import_module
-    # Only modules of this folder are removed: numpy, for example, cannot be imported twice.
+    # Only modules of tests/benchmarks are removed. Some other modules, such as numpy, cannot be imported twice.
     for name in set(sys.modules) - before:
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
             del sys.modules[name]

@@ -1,7 +1,8 @@
 """A minimal manager: a bare gRPC server that stores received records in SQLite.
 
 Usage: `bare_server.py DATABASE`. It accepts every client, and parses the JSON of a record without further checks. It keeps no
-state except the rows. One transaction commits all records that have arrived, as durably as the manager does. Prints its port.
+state except the rows. One transaction commits all rows that are waiting, with the same durability as in the manager. The server
+prints its port.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ class BareServer(KeeperServiceServicer):
     async def commit(self):
         while True:
             await self._has_rows.wait()
-            # All rows that have arrived before this line are committed in one transaction.
+            # The transaction below commits all rows that have arrived by now.
             self._has_rows.clear()
             rows, self._rows = self._rows, []
             self._connection.execute("BEGIN")

@@ -31,7 +31,7 @@ _TOOLS = ("bash", "cut", "gzip", "mktemp", "rm", "sha256sum", "tar", "true", "un
 
 
 def bundled_start() -> list[Row]:
-    """Median time of a job that runs `true`, with the bundle's keeper and with an installed keeper alternately; and the size of
+    """Median time of a job that runs `true`, alternately with the bundle's keeper and with an installed keeper; and the size of
     the bundle.
     """
     sys.path.insert(0, str(podman_of_tests().bundle()))

@@ -18,9 +18,11 @@ _SMALL_ROUNDS, _LARGE_ROUNDS = 100, 7
 def checkpoint_cost(
     large_bytes: int = LARGE_BYTES, small_rounds: int = _SMALL_ROUNDS, large_rounds: int = _LARGE_ROUNDS
 ) -> list[Row]:
-    """Median time to save and to load a checkpoint of one file, compared with bare calls in the same folder, in turns."""
-    # Saving a small checkpoint syncs four times (content, folder, manifest, and the manifest's folder), so it may take 5 times as
-    # long as the bare write, which syncs once.
+    """Median time to save and to load a checkpoint of one file, compared with bare calls in the same folder. The calls
+    alternate.
+    """
+    # Saving a small checkpoint syncs four times (content, folder, manifest, and the manifest's folder). The goal therefore
+    # permits 5 times the duration of a bare write, which syncs once.
     return _rows(SMALL_BYTES, small_rounds, goal=5.0) + _rows(large_bytes, large_rounds, goal=2.0)
 
 
@@ -53,7 +55,7 @@ def _rows(size: int, rounds: int, *, goal: float) -> list[Row]:
     name = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size // 1000} kB"
     return [
         _row(f"save_checkpoint, {name}, p50", saves_s, writes_s, goal),
-        # An attempt loads a checkpoint only once, so a load may cost as much as a save.
+        # The goal permits a load to take as long as a save, because an attempt loads a checkpoint only once.
         _row(f"load_checkpoint, {name}, p50", loads_s, writes_s, goal),
     ]
 

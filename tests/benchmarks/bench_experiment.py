@@ -1,4 +1,4 @@
-"""The cost of an experiment: the time from a report to its committed row, and its resources at rest."""
+"""The cost of an experiment: the time from a report to its committed row, and the resource use of an idle keeper."""
 
 import json
 import sqlite3
@@ -154,7 +154,7 @@ def _watch_rows(experiment: RealExperiment, reporting_s: float) -> list[float]:
 
 
 def at_rest() -> list[Row]:
-    """The resources of a keeper with a silent trial, compared with an idle interpreter that has imported gRPC."""
+    """The resource use of a keeper whose trial produces no output, compared with an idle interpreter that has imported gRPC."""
     train = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.report_intermediate_result(1)\ntime.sleep(600)\n"
     with tempfile.TemporaryDirectory() as folder:
         experiment = RealExperiment(Path(folder), train, trialConcurrency=1, maxTrialNum=1)
@@ -197,8 +197,8 @@ def at_rest() -> list[Row]:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process with a constant set of threads. The kernel's own ticks are too coarse for
-    this.
+    """Processor time of a process whose set of threads does not change. It is read from schedstat, because the kernel's clock
+    ticks are too coarse.
 
     Source: proc_pid_schedstat, linux/Documentation/scheduler/sched-stats.rst.
     """

@@ -1,4 +1,4 @@
-"""The cost of the local OpenPAI cluster: the delay of a job's first command, and many jobs at once."""
+"""The cost of the local OpenPAI cluster: the delay until a job's first command runs, and the time for many concurrent jobs."""
 
 import asyncio
 import json

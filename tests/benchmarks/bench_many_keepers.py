@@ -34,11 +34,11 @@ CONNECTED = 1000
 REST_S = 30.0
 SETTLES_S = 10.0
 JOBS = 16
-# One-time imports make the first trials slow. All slow trials fall into one of the SAMPLES parts of a share, so they do not
+# One-time imports make the first trials slow. All slow trials fall into one of the SAMPLES parts of a measurement, so they do not
 # affect the median of the parts.
 MARKS = (10, 1_000, 10_000)
 SHARE = 500
-# A share is divided into this many parts, each measured separately.
+# The SHARE trials of a measurement are divided into this many parts, each measured separately.
 SAMPLES = 5
 
 
@@ -75,8 +75,8 @@ def ingest(keepers: int = DELIVERING, records_each: int = RECORDS_EACH) -> list[
 
 
 def many_idle(keepers: int = CONNECTED, rest_s: float = REST_S) -> list[Row]:
-    """The manager's use of memory and processor with 1,000 connected keepers (doubles): idle, then with a
-    silent trial each.
+    """The manager's memory and processor use with 1,000 connected keepers (doubles). The keepers are first idle, then each has a
+    trial without output.
     """
     with tempfile.TemporaryDirectory() as folder, _a_manager(Path(folder), keepers) as manager:
         jobs = manager.jobs_of_trials(keepers)
@@ -218,8 +218,8 @@ class _Manager(_Server):
         return [self._job(job.job_id, "") for job in jobs]
 
     def cpu_ms_of_trials(self, first: int, last: int) -> float:
-        """Processor time per trial from the first to the last: the median of some parts, so that one slow
-        moment does not count.
+        """Processor time per trial from the first to the last trial: the median of several parts, so that one slow part does not
+        affect it.
         """
         ends = [first + (last - first) * part // SAMPLES for part in range(SAMPLES + 1)]
         looks = [(self._ended(count), self.cpu_s()) for count in ends]

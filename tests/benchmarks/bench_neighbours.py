@@ -1,8 +1,9 @@
 """The effect of a misbehaving trial on another trial: the time from a report to its committed row, with and without the
 misbehaving trial.
 
-A flood that occupies the cores of the machine delays every process. For comparison, the same run measures bare reports. A bare
-report is a few bytes to another process on this machine, which syncs them to the same disk and responds.
+A misbehaving trial that occupies all cores delays every process of the machine. The same run therefore also measures bare reports
+for comparison. A bare report sends a few bytes to another process on this machine, which syncs them to the same disk and
+responds.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""The cost of the web page: time until it is usable, bytes, and a scroll step, in Chromium, at 100 to 100,000
-trials.
+"""The cost of the web page in Chromium, with 100 to 100,000 trials: the time until it is usable, the transferred bytes, and the
+time of a scroll step.
 """
 
 import sys
@@ -36,7 +36,7 @@ FLOOR_TRIALS = 1_000
 
 
 def page(sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> list[Row]:
-    """Median time from a page load until it is usable with cached files, and bytes without a cache."""
+    """Median time from a page load until the page is usable, with cached files; and the bytes transferred without a cache."""
     if CHROMIUM is None:
         print("chromium is not installed: the web page is not measured", file=sys.stderr)
         return []
@@ -94,7 +94,7 @@ def _scroll_steps_ms(browser: Browser, view: ServedView) -> list[float]:
 
 
 def _large(browser: Browser, view: ServedView, trials: int, floor_ms: list[float]) -> list[Row]:
-    """Bytes until the first chart is drawn, and scroll steps, of a large experiment."""
+    """For a large experiment: the bytes transferred until the first chart is drawn, and the duration of a scroll step."""
     received = {}
     for path in ("/oview", "/detail"):
         with visit(browser, view.link()) as person:

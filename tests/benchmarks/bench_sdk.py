@@ -1,5 +1,5 @@
-"""The cost of the SDK for a training process: one report compared with a bare write of the same bytes, and its
-import.
+"""The cost of the SDK for a training process: one report compared with a bare write of the same bytes, and the import of the
+SDK.
 """
 
 import gc
@@ -183,7 +183,7 @@ def _decode_cost() -> list[Row]:
     decodes_s, parses_s = [], []
     for _ in range(15):
         begin = time.perf_counter()
-        # The manager stores the records of a piece before it decodes the next piece, so no records are kept here.
+        # The manager stores the records of one chunk before it decodes the next chunk, so no records are kept here.
         found = sum(len(decode(data, offset).records) for offset, data in pieces)
         middle = time.perf_counter()
         for body in bodies:

@@ -12,7 +12,7 @@ from table import Row, render
 
 TRIALS = 100
 ROUNDS = 3
-# Both scripts minimise this function with TPE, a seed, and one trial at a time.
+# Both scripts minimise this function with TPE, with the same seed, and with one trial at a time.
 _FUNCTION = """
 import sys, time
 def f(parameters):

@@ -77,7 +77,8 @@ def _compare(what: str, command: list[str], size_bytes: int) -> Row:
         try:
             experiment.start()
             for turn in range(TURNS):
-                # During the bare run, the keeper of the next trial waits at the gate. It hardly slows down the bare run.
+                # During the bare run, the keeper of the next trial waits at the gate. The waiting keeper hardly slows down the
+                # bare run.
                 bare_s.append(_run_bare(bare_code))
                 ours.append(_run_trial(experiment))
                 wait_until(
@@ -124,7 +125,7 @@ def _run_trial(experiment: RealExperiment) -> _Turn:
 
 
 def _open(gate: Path) -> None:
-    """Open the gate for the process that waits at it, or arrives later."""
+    """Open the gate for the process that already waits at it or will wait at it later."""
     os.sync()  # earlier writes must not slow down this run
     with gate.open("w"):
         pass

@@ -28,8 +28,8 @@ SCRIPT = "{}import time\nprint(time.time(), flush=True)\n{}print(time.time(), fl
 SDK = "import nni_sdk\n"
 REPORT = "nni_sdk.report_final_result(1.0)\n"
 WARM = ["time", "nni_sdk"]
-# Trials without any work measure only the overhead, but no real training is that short. Other trials therefore sleep for this
-# time.
+# Trials that do no work measure only the overhead, but no real training is that short. In further measurements, each trial
+# therefore sleeps for this time.
 LASTING_MS = 20
 _PLAIN_EXTRA_MS = 10.0
 # The goal in milliseconds is for the reference machine, where Ray Tune needs 6.3 ms and a bare start 13.7 ms. On another machine,
@@ -37,8 +37,8 @@ _PLAIN_EXTRA_MS = 10.0
 _WARM_GOAL_MS = 6.0
 _WARM_GOAL_OF_RAY = _WARM_GOAL_MS / 6.3
 _IMPORTING_GAIN = 20
-# A trial in a job of its own may take 3 times as long as a bare start. NNI 3.0 takes 65 times as long: 0.89 s on a machine where
-# a bare start takes 13.7 ms.
+# The goal permits a trial in a job of its own 3 times the duration of a bare start. NNI 3.0 takes 65 times as long: 0.89 s on a
+# machine where a bare start takes 13.7 ms.
 _SINGLE_GOAL = 3
 # The folder is in memory if possible: after large deletions, a disk creates new files slowly.
 _MEMORY = Path("/dev/shm")

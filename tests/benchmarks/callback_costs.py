@@ -27,7 +27,7 @@ def our_callback():
 
 
 def makers(folder):
-    """Functions that make each callback, by name. One that is not installed is absent."""
+    """Functions that create each callback, by the callback's name. A callback whose library is not installed is omitted."""
     os.environ |= {"NNI_PLATFORM": "local", "NNI_SYS_DIR": folder, "NNI_TRIAL_JOB_ID": "aBcDe"}
     Path(folder, "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": {}}))
     found = {"none": list, "ours": our_callback}

@@ -1,7 +1,7 @@
 """Many simulated keepers in one process, for measurements of the manager: 1,000 real keepers need too large a machine.
 
-A simulated keeper (double) sends the messages of a real keeper on its own connection. It has neither a trial nor files, so that
-the manager gets the processor. This module is also the script of such a process. The script reads a command, which is a line of
+A simulated keeper (double) sends the messages of a real keeper on its own connection. It runs no trial and writes no files, which
+leaves the processor to the manager. The process runs this module as its script. The script reads a command, which is a line of
 JSON, from stdin. It writes `ready` to stdout when all doubles are connected. Then it reads a line `go`, runs the command, and
 writes the duration in seconds.
 """
@@ -99,12 +99,12 @@ class KeeperDouble:
                 yield message
 
     async def listen(self) -> None:
-        """Receive messages without sending: there is no trial."""
+        """Receive messages and send none, as a keeper without a trial does."""
         async for _ in self.heard():
             pass
 
     async def rest(self) -> None:
-        """Simulate a running trial without output; its usage is reported as often as by a keeper."""
+        """Simulate a running trial without output. The double reports the trial's usage as often as a real keeper."""
         await self.say(TrialStarted(self.key, time.time()))
         listening = asyncio.ensure_future(self.listen())
         await asyncio.sleep(random.uniform(0, INTERVAL_S))
@@ -167,7 +167,9 @@ async def _play(role: str, address: str, experiment_id: str, jobs: Iterable[Job]
 
 
 class Doubles:
-    """Simulated keepers of these jobs in one process, connected on entry; `begin` starts them."""
+    """Simulated keepers of these jobs in one process. They are connected when the `with` block starts; `begin` starts their
+    work.
+    """
 
     def __init__(
         self, role: str, address: str, experiment_id: str, jobs: list[Job], records: int = 0

@@ -2,7 +2,7 @@
 a time.
 
 The problems are those of `tuner_problems` that were not used to choose the rules of `Auto`. Each finished search is stored as a
-line of RESULTS and is not repeated, so an interrupted run can be continued. All seeds of the slow peers take hours.
+line of RESULTS and is not repeated, so an interrupted run can be continued. Running all seeds of a slow peer takes hours.
 """
 
 import argparse

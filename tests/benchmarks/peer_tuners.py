@@ -192,7 +192,7 @@ class OptunaGp(Peer):
 
 
 class Ax(Peer):
-    """The default strategy: Sobol points, then a Gaussian process of BoTorch."""
+    """Ax with its default strategy: Sobol points, then a Gaussian process of BoTorch."""
 
     def start(self) -> None:
         import torch
@@ -224,7 +224,7 @@ class Ax(Peer):
 
 
 class Hebo(Peer):
-    """The winner of the black-box optimisation challenge of 2020."""
+    """HEBO, the winner of the black-box optimisation challenge of 2020."""
 
     def start(self) -> None:
         import numpy as np

@@ -1,7 +1,8 @@
 """The effect of pruned trials on TPE: the best value that TPE with MedianPruner finds.
 
-It is compared with Optuna's own loop, and with a TPE that ignores pruned trials. Each search has the same number of steps. The
-loss of a trial falls along a learning curve to the value of a function. One of the parameters determines how fast it falls.
+The comparisons are Optuna's own loop, and our TPE without the results of pruned trials. Each search has the same number of steps.
+The loss of a trial falls along a learning curve towards the value of a function. One of the parameters determines how fast the
+loss falls.
 """
 
 import math
@@ -24,14 +25,14 @@ NAMES = ("a", "b", "c", "rate")
 
 
 def curve(parameters: dict[str, float]) -> list[float]:
-    """The losses of a whole trial."""
+    """The losses of a trial that is not pruned."""
     end = sum((parameters[name] - 0.3 * number) ** 2 for number, name in enumerate(NAMES[:3], 1))
     tau = 3 + 2 * parameters["rate"]
     return [end + 2 * math.exp(-step / tau) for step in range(STEPS_OF_TRIAL)]
 
 
 def of_tuner(seed: int, *, teaches: bool = True) -> float:
-    """The best final loss with our TPE and MedianPruner.
+    """The best final loss that our TPE with MedianPruner finds.
 
     If `teaches`, the tuner receives the learning curves of pruned trials.
     """
@@ -58,7 +59,7 @@ def of_tuner(seed: int, *, teaches: bool = True) -> float:
 
 
 def of_optuna(seed: int) -> float:
-    """The best final loss of Optuna's own loop, with the settings of our TPE."""
+    """The best final loss that Optuna's own loop finds with the settings of our TPE."""
     study = optuna.create_study(
         sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True),
         pruner=optuna.pruners.MedianPruner(),

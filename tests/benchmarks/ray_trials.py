@@ -25,7 +25,8 @@ class Noting(tune.Trainable):
     """Ray Tune's fastest kind of trial: one object runs all trials with new parameters."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        # The file is opened once and not in each trial, because trial-keeper's trials also start with an open stdout.
+        # The file is opened once and not in each trial. trial-keeper's trials need not open a file either: their stdout is
+        # already open.
         self.notes = os.open(config["notes"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.length_s = config["length_s"]
 
@@ -47,7 +48,7 @@ def run(notes: Path, turns: int, length_s: float) -> None:
         param_space={"x": tune.uniform(0, 1), "notes": str(notes), "length_s": length_s},
         tune_config=tune.TuneConfig(num_samples=turns, max_concurrent_trials=1, reuse_actors=True),
         run_config=tune.RunConfig(
-            # trial-keeper's trials write no checkpoint either.
+            # Checkpoints are off, because the compared trials of trial-keeper write none either.
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             storage_path=str(notes.parent / "results"),
             verbose=0,

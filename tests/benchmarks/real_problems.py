@@ -31,7 +31,9 @@ Parameters = dict[str, Any]
 
 @dataclass(frozen=True)
 class Problem:
-    """`space` in NNI's format; `make(parameters, seed)` is the untrained model; `data` a loader of `sklearn.datasets`."""
+    """`space` is in NNI's format. `make(parameters, seed)` returns the untrained model. `data` names a loader of
+    `sklearn.datasets`.
+    """
 
     data: str
     space: dict[str, Any]
@@ -59,7 +61,7 @@ def _option(name: str, **parameters: Any) -> dict[str, Any]:
 
 
 def _inner(option: Parameters) -> Parameters:
-    """The parameters of a nested option, without its name."""
+    """The parameters of a nested option, without the option's `_name`."""
     return {name: value for name, value in option.items() if name != "_name"}
 
 
@@ -389,7 +391,7 @@ def file_of(name: str) -> Path:
 
 
 def flat(parameters: Parameters, above: str = "") -> dict[str, Any]:
-    """The parameters as columns; the column of a nested choice is the name of its option."""
+    """The parameters as table columns. The column of a nested choice contains the name of the chosen option."""
     columns: dict[str, Any] = {}
     for name, value in parameters.items():
         if isinstance(value, dict):

@@ -17,12 +17,12 @@ from table import Row, aligned
 
 _PROBES = 3
 _BLOCK = bytes(4096)
-# A row has changed only if all pairs of rounds agree. Fewer than three pairs agree by chance too often.
+# A row counts as changed only if all pairs of rounds agree. With fewer than three pairs, chance agreement is too frequent.
 _MIN_PAIRS = 3
 
 
 class ResultsInvalid(Exception):
-    """The file is no result of `make bench`; the message has the file and the remedy."""
+    """The file is not a result file of `make bench`; the message has the path and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> "Results":
-        """Read them.
+        """Read a result file.
 
         Raises:
-            ResultsInvalid: the file cannot be read, or is something else.
+            ResultsInvalid: the file cannot be read, or is not a result file.
         """
         try:
             document = json.loads(path.read_bytes())
@@ -60,7 +60,7 @@ class Results:
             ) from error
 
     def figures(self, what: str) -> list[float]:
-        """The figure of a row in each round that has it."""
+        """The values of a row, one from each round that contains the row."""
         rows = [row for rows in self.rounds for row in rows if row.what == what]
         return [row.figure for row in rows if row.figure is not None]
 
@@ -123,8 +123,8 @@ def _took_s(act: Callable[[], object]) -> float:
 def compare(before: Results, after: Results) -> str:
     """A table of the rows that both results contain.
 
-    The rounds are compared in pairs. A row has changed if at least three pairs exist and all of them changed in the same
-    direction.
+    The rounds are compared in pairs. A row counts as changed if there are at least three pairs and all of them changed in the
+    same direction.
     """
     table = [("what", "before", "after", "after / before", "")]
     known = [row.what for row in before.rounds[0]] if before.rounds else []

@@ -8,8 +8,8 @@ _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. `floor` is the minimum for any program, `ratio` is relative to it; `holds`: the
-    goal is met. `probe`: what bare programs took in the same seconds.
+    """One measurement. `floor` is the minimum for any program, `ratio` is relative to it; `holds`: the goal is met. `probe`: the
+    times of bare programs before and after the measurement.
     """
 
     what: str

@@ -52,7 +52,7 @@ class Tabulated:
     """A problem whose training results are predicted by forests that are fitted to the problem's table."""
 
     def __init__(self, name: str) -> None:
-        """Read the table, fit the forests, and search for the best known error. A second."""
+        """Read the table, fit the forests, and search for the best known error. This takes a second."""
         from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
         self.space = REAL_PROBLEMS[name].space
@@ -279,7 +279,7 @@ def searches(
     concurrencies: Sequence[int],
     processes: int = 2,
 ) -> Searches:
-    """Run all searches. `processes` 1: in this process."""
+    """Run all searches. If `processes` is 1, they run in this process."""
     for name in problems:
         problem_of(name)  # the data is loaded before the fork, so that all processes share it
     keys = list(product(tuners, problems, concurrencies))
@@ -356,7 +356,7 @@ def reaches_goal(found: Searches, problems: Sequence[str], concurrency: int) -> 
 
 
 def main() -> int:
-    """Compute and print; return 1 when `Auto` misses its goal."""
+    """Run the searches and print the scores; return 1 when `Auto` misses its goal."""
     parser = argparse.ArgumentParser(description="The best models that tuners find, beside Optuna's TPE.")
     parser.add_argument("tuners", nargs="*", default=TUNERS)
     parser.add_argument("--seeds", type=int, default=SEEDS)

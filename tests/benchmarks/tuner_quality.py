@@ -170,7 +170,7 @@ def quality(
     trials: int = TRIALS,
     processes: int = 2,
 ) -> list[Row]:
-    """A row for each tuner and function. `processes` 1: in this process."""
+    """A row for each tuner and function. If `processes` is 1, the searches run in this process."""
     asked = {
         (which, each, function)
         for function in functions
@@ -209,7 +209,7 @@ def _row(name: str, function: str, found: dict[tuple[str, str, str], list[float]
 
 
 def main() -> int:
-    """Compute and print; return 1 when a tuner misses its goal."""
+    """Run the searches and print the table; return 1 when a tuner misses its goal."""
     parser = argparse.ArgumentParser(description="The best value that tuners find, beside Optuna's samplers.")
     parser.add_argument("tuners", nargs="*", help="their names; all by default")
     parser.add_argument("--seeds", type=int, default=SEEDS)

@@ -1,4 +1,4 @@
-"""A state machine that transfers the bytes of an attempt from its files to the store, for several tests.
+"""A state machine, used by several tests, that transfers the bytes of an attempt from its files to the store.
 
 Replication and ingest are the real code. Files, link, store and all failures are models in this file.
 """
@@ -70,7 +70,7 @@ class Files:
 
 
 class Store:
-    """The data that a manager restart preserves.
+    """The data that survives a restart of the manager.
 
     The store accepts all commits: only the parts under test prevent duplicates.
     """
@@ -331,7 +331,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         assert self.store.record_bytes + self.store.corrupt_bytes == durable
 
     def check(self) -> None:
-        """Check all invariants between the steps of the drain."""
+        """Check all invariants; `teardown` calls this between its steps."""
         self.nothing_is_doubled_or_out_of_order()
         self.durable_means_committed()
         self.over_means_the_store_has_all()

@@ -11,7 +11,8 @@ from nni_manager.config.schema import example_of
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor, PastLearningCurve
 from nni_manager.tuner.assessors.curvefitting import forecast
 
-# These arguments are for learning curves of twenty steps. Other required arguments have the value of their documented example.
+# These arguments are for learning curves of twenty steps. For other required arguments, the tests use the documented example
+# values.
 GIVEN = {
     "PercentilePruner": {"percentile": 50},
     "ThresholdPruner": {"lower": -0.75, "upper": 1.5},
@@ -101,13 +102,13 @@ def test_assessors_accept_trials_without_results_and_with_extreme_results(an_ass
 
 
 @pytest.mark.parametrize("name", LEARN_FROM_SUCCESS)
-def test_failed_trials_are_not_used_for_comparison(name):
+def test_assessors_do_not_compare_a_trial_with_failed_trials(name):
     assessment = make_of(name)
     after_good_ones(assessment, has_succeeded=False)
     assert refused_at(assessment, 20, learning_curve(0.1)) is None
 
 
-def test_medianstop_uses_the_one_of_two_middle_results_that_stops_fewer_trials():
+def test_medianstop_uses_the_more_lenient_of_two_middle_results():
     for optimize_mode, passes, fails in (("maximize", 1.0, 0.9), ("minimize", 2.0, 2.1)):
         assessment = make_of("Medianstop", optimize_mode)
         for key, value in enumerate((1.0, 2.0)):
@@ -125,14 +126,14 @@ def test_medianstop_compares_the_best_result_with_running_averages_of_other_tria
     assert refused_at(assessment, 2, [1.5, 1.9]) == 2
 
 
-def test_no_assessor_stops_a_trial_before_start_step():
+def test_no_assessor_stops_a_trial_before_the_configured_start_step():
     for name, first in (("Medianstop", 8), ("Curvefitting", 8)):
         assessment = make_of(name, start_step=8)
         after_good_ones(assessment)
         assert refused_at(assessment, 20, learning_curve(0.1)) == first
 
 
-def test_curvefitting_assesses_a_trial_only_after_every_fifth_step_if_gap_is_5():
+def test_curvefitting_with_gap_5_assesses_a_trial_only_after_every_fifth_step():
     assessment = make_of("Curvefitting", gap=5)
     after_good_ones(assessment)
     answers = [assessment.report(20, 0, (value,)) for value in learning_curve(0.1)]

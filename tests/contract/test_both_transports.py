@@ -1,7 +1,7 @@
 """gRPC and shared storage deliver the same bytes concurrently.
 
-The store must contain each byte once and in order. These tests use the machine of conftest.py with a second transport. The result
-of a poll may show an earlier state of the files, and may arrive after any other event.
+The store must contain each byte once and in order. These tests add a second transport to the state machine of conftest.py. The
+result of a poll may show an earlier state of the files, and may arrive after any other event.
 """
 
 from collections import deque
@@ -41,7 +41,7 @@ class MountRules:
         self.brought = 0
 
     def _track_stream(self: Any) -> None:
-        """The manager regards a stream as connected from its Hello until it breaks."""
+        """Update the tracker: a stream is connected from its Hello until its connection breaks."""
         is_stream = self.transports.last_seen(JOB).transport is Transport.GRPC
         if self.is_greeted and not is_stream:
             self.transports.connected(JOB, TASK, self.now_s)
@@ -63,8 +63,8 @@ class MountRules:
         if not self.transports.polls_storage(JOB, TASK, self.now_s) or self.looks:
             return
         assert self.transports.next_poll(self.now_s + POLL_INTERVAL_S) in (JOB, None)
-        # If a file has changed since the end of the attempt, it was changed by a process that could not be killed. By that time,
-        # the storage already shows the end of the attempt.
+        # If a file has changed after the end of the attempt, a process that could not be killed wrote to it. Before such a write,
+        # the end of the attempt is already visible on the storage.
         is_old = self.files.final_sizes is not None and self.files.sizes != self.files.final_sizes
         sizes = self.files.final_sizes if shows_end or is_old else None
         pieces = []
@@ -91,7 +91,9 @@ class MountRules:
                 self.waiting_commits += commits
                 self.brought += len(data)
         except OffsetGap:
-            return  # The manager restarted after the start of this poll, and lost the uncommitted bytes before this offset.
+            # The manager restarted after the start of this poll, and lost the uncommitted bytes, so the poll's offset is too
+            # high.
+            return
         if sizes is not None:
             self.waiting_commits += self.receiver.end(sizes)
             self._acknowledge()

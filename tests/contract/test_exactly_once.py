@@ -1,6 +1,6 @@
-"""Every metric and every log byte is stored once and in order despite crashes of link, keeper and manager.
+"""Every metric and every log byte is stored once and in order, although the link fails and the keeper and the manager crash.
 
-The state machine is in conftest.py. test_planted_faults.py shows that the machine detects faults.
+The state machine is in conftest.py. test_planted_faults.py shows that the state machine detects faults.
 """
 
 from collections.abc import Callable

@@ -142,7 +142,7 @@ def test_an_invalid_object_is_refused_as_invalid(asked, change):
         asked.custom.create_namespaced_custom_object(*FRAMEWORKS, body=a_framework("x1") | change)
 
 
-def test_a_replacement_with_an_outdated_resource_version_is_refused_as_a_conflict(asked):
+def test_replacing_an_object_with_an_outdated_resource_version_is_refused_as_a_conflict(asked):
     name, old = asked.made()
     newer = asked.get(name)
     newer["spec"]["description"] = "a"
@@ -287,7 +287,7 @@ def test_a_foreground_deletion_deletes_an_object_after_its_dependents(asked):
     assert is_gone(lambda: asked.core.read_namespaced_pod(pod, NAMESPACE))
 
 
-def test_a_deletion_without_finalizers_returns_success(asked):
+def test_deleting_an_object_without_finalizers_returns_success(asked):
     where = (GROUP, "v1", NAMESPACE, "pytorchjobs")
     name = f"probe{asked.run}pt"
     body = {
@@ -314,7 +314,7 @@ def with_token(asked, token):
         (LOW_TOKEN if "TEST_KUBECONFIG" not in os.environ else None, 403, "Forbidden"),
     ],
 )
-def test_an_invalid_token_and_a_missing_permission_are_refused(asked, token, status, reason):
+def test_a_request_with_an_invalid_token_or_without_permission_is_refused(asked, token, status, reason):
     if token is None:
         pytest.skip("no token of a user without permissions is available")
     with with_token(asked, token) as api, refused(status, reason):

@@ -1,4 +1,6 @@
-"""The controllers and the node of the fake cluster make the same changes as a recorded real cluster, with the same validation."""
+"""The controllers and the node of the fake cluster make the same changes as those of a recorded real cluster, and validate
+objects alike.
+"""
 
 import json
 import sys
@@ -145,7 +147,7 @@ def test_the_framework_definition_refuses_invalid_frameworks(cluster):
             run(cluster, role() | wrong)
 
 
-def test_a_container_is_pending_until_its_secret_exists_and_shows_the_reason(cluster):
+def test_a_pending_container_shows_the_missing_secret_and_starts_once_the_secret_exists(cluster):
     variables = [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "t"}}}]
     spec = role(command="test $T = told")
     spec["task"]["pod"]["spec"]["containers"][0]["env"] = variables
@@ -159,7 +161,9 @@ def test_a_container_is_pending_until_its_secret_exists_and_shows_the_reason(clu
 
 
 def pending_reason(cluster, reason=None):
-    """The reason and message of the pod's status, and its warning events. Waits for a warning, with this reason if given."""
+    """Wait for a warning event, with this reason if one is given. Returns the reason and message of the pod's status, and its
+    warning events.
+    """
     warnings = "type=Warning,involvedObject.kind=Pod"
     wait_until(
         lambda: any(
@@ -268,7 +272,7 @@ def test_a_barrier_blocks_every_task_until_all_tasks_have_an_address(cluster):
     assert "terminated" in initialising[-1]
 
 
-def test_variables_and_mounted_paths_are_resolved_in_commands():
+def test_variable_references_and_mounted_paths_in_commands_are_resolved():
     assert expanded("$$ $(A) $(B) $$(A) $A", {"A": "a"}) == "$ a $(B) $(A) $A"
     mounts = {"/tmp/mount": "/here", "/dev/shm": "/there"}
     assert seen_here("cd '/tmp/mount/x'; ls /tmp/mounted /my/tmp/mount", mounts) == (

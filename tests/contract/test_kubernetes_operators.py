@@ -41,7 +41,7 @@ def changes_of_jobs(cluster, kind):
 
 
 def made(cluster, name):
-    """The labels and environment of a pod when it was created."""
+    """The labels and environment that a pod had at its creation."""
     entry = next(
         each for each in cluster.store.history if each.kind is PODS and each.after["metadata"]["name"] == name
     )
@@ -62,7 +62,7 @@ def until_met(cluster, kind, name, type_):
 
 
 def waits_for(path, code):
-    """A command that waits for a file, then exits with this code."""
+    """A command that waits until a file exists, then exits with this code."""
     return ["sh", "-c", f"until [ -e {path} ]; do sleep 0.02; done; exit {code}"]
 
 
@@ -119,7 +119,7 @@ def test_a_succeeding_tfjob_has_the_same_status_changes_as_on_a_real_cluster(clu
     assert {name: made(cluster, name) for name in wanted["made"]} == wanted["made"]
 
 
-def test_a_killed_replica_is_restarted_if_its_policy_permits(cluster):
+def test_a_killed_replica_is_restarted_if_its_restart_policy_permits_it(cluster):
     container = {"name": "tensorflow", "image": "x", "command": ["sleep", "100"]}
     worker = {"replicas": 1, "restartPolicy": "ExitCode", "template": {"spec": {"containers": [container]}}}
     body = {"metadata": {"name": "tf1"}, "spec": {"tfReplicaSpecs": {"Worker": worker}}}

@@ -1,4 +1,4 @@
-"""Planted faults: the exactly-once machine must detect each part that has one fault."""
+"""Each part of this file has one planted fault. The state machine of the exactly-once test must detect the fault."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

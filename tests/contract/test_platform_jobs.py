@@ -302,7 +302,7 @@ RESOURCES = {"openpai": ["jobs"], "frameworkcontroller": ["frameworks", "secrets
     ],
     indirect=["platform"],
 )
-async def test_a_permanent_refusal_of_a_job_raises_at_once_and_leaves_no_objects(
+async def test_submit_raises_at_once_and_leaves_no_objects_if_the_cluster_refuses_a_job_permanently(
     platform, resource, answer, message
 ):
     async with platform.manager() as service:
@@ -320,7 +320,9 @@ async def test_a_permanent_refusal_of_a_job_raises_at_once_and_leaves_no_objects
     [(name, *row) for name, of_platform in TEMPORARY.items() for row in of_platform],
     indirect=["platform"],
 )
-async def test_a_temporary_refusal_of_a_job_raises_a_retryable_error(platform, answer, error):
+async def test_submit_raises_a_retryable_error_if_the_cluster_refuses_a_job_temporarily(
+    platform, answer, error
+):
     async with platform.manager() as service:
         platform.answer_submissions(answer, QUICK.tries)
         with pytest.raises(RetryableError) as raised:

@@ -86,7 +86,7 @@ class Running:
         await until(lambda: self.statuses() == [*statuses], f"the trials are {statuses}", DEADLINE_S)
 
     async def has_intermediates(self, sequence_id):
-        """Wait until the trial runs and its first result is stored."""
+        """Wait until the trial runs and its first intermediate result is stored."""
         await until(
             lambda: (
                 len(found := self.trials()) > sequence_id and found[sequence_id]["intermediateCount"] == 1
@@ -221,7 +221,7 @@ def test_a_trial_fails_with_a_specific_reason_if_another_client_removes_its_job(
 
 
 @on_every_platform
-def test_trials_continue_without_a_manager_and_a_resume_runs_the_remaining_trials(platform):
+def test_trials_continue_without_a_manager_and_a_new_manager_runs_the_remaining_trials(platform):
     gates = platform.folder / "gates"
     gates.mkdir()
     train = GATED.format(gates=gates)
@@ -310,7 +310,7 @@ def test_a_job_left_on_the_cluster_is_reported_and_removed_by_the_next_manager(p
 
 
 @on_every_platform
-def test_a_trial_continues_from_the_checkpoint_of_a_failed_trial_in_a_different_job(platform):
+def test_a_trial_in_a_new_job_continues_from_the_checkpoint_of_a_failed_trial(platform):
     experiment = new_experiment(platform, FAILS_AFTER_A_CHECKPOINT, maxTrialNum=1)
 
     async def play(running):
@@ -328,7 +328,7 @@ def test_a_trial_continues_from_the_checkpoint_of_a_failed_trial_in_a_different_
 
 
 @on_every_platform
-def test_a_reused_job_runs_trials_in_sequence_and_continues_after_a_stopped_trial(platform):
+def test_a_reused_job_runs_trials_in_sequence_and_continues_after_a_trial_is_stopped(platform):
     experiment = new_experiment(platform, TRAIN, reuse=True, maxTrialNum=5)
 
     async def play(running):
@@ -351,7 +351,7 @@ def test_a_reused_job_runs_trials_in_sequence_and_continues_after_a_stopped_tria
 
 @pytest.mark.parametrize("platform", ["openpai", "frameworkcontroller", "job", "slurm"], indirect=True)
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_preempted_trial_restarts_without_counting_as_a_retry(platform, reuse):
+def test_the_restart_of_a_preempted_trial_does_not_count_as_a_retry(platform, reuse):
     gates = platform.folder / "gates"
     gates.mkdir()
     experiment = new_experiment(platform, GATED.format(gates=gates), reuse, maxTrialNum=1, maxTrialRetry=0)
@@ -450,7 +450,7 @@ def test_an_experiment_fails_if_the_cluster_refuses_three_jobs_in_a_row(platform
 
 
 @pytest.mark.parametrize(("platform", "quota"), QUOTAS.items(), indirect=["platform"])
-def test_trials_wait_with_the_quota_error_as_message_and_start_when_the_error_ends(
+def test_waiting_trials_show_the_quota_error_and_start_when_the_cluster_accepts_jobs_again(
     platform, quota, monkeypatch
 ):
     monkeypatch.setattr(job_submission, "FIRST_RESUBMIT_S", 0.05)

@@ -103,7 +103,7 @@ def test_the_optuna_study_contains_all_objective_values_and_constraint_violation
             assert trial.state is optuna.trial.TrialState.COMPLETE
 
 
-def test_a_tuner_regards_a_result_that_lacks_an_objective_as_failed(tmp_path) -> None:
+def test_a_tuner_regards_a_trial_whose_result_lacks_an_objective_as_failed(tmp_path) -> None:
     tuner = make_tuner(spec_of(tmp_path, "TPE", Objectives(TWO)))
     for key, metric in enumerate(['{"gain": 1}', None, "0.5"]):
         tuner.ask(key)
@@ -113,7 +113,9 @@ def test_a_tuner_regards_a_result_that_lacks_an_objective_as_failed(tmp_path) ->
 
 @pytest.mark.parametrize("name", ["TPE", "NSGAII"])
 def test_a_tuner_finds_a_pareto_front_as_good_as_an_optuna_study(name, tmp_path) -> None:
-    """Both use the same sampler, settings and budget. The measure is the area that the front dominates."""
+    """The tuner and the Optuna study use the same sampler, settings and budget. The measure is the area that the front
+    dominates.
+    """
     objectives, count = Objectives(TWO, BOUND), 60
     tuner = make_tuner(spec_of(tmp_path, name, objectives))
     ours = [json.loads(each.metric or "") for each in play(tuner, range(count), objectives)]
@@ -158,7 +160,7 @@ def area(objectives: Objectives, results: list[dict[str, float]]) -> float:
 
 @pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.name not in ("BatchTuner", "PBTTuner")))
 def test_every_tuner_proposes_feasible_parameters_for_one_objective_with_a_constraint(name, tmp_path) -> None:
-    """The best values violate the constraint.
+    """The parameters with the best objective values violate the constraint.
 
     Tuners that support constraints must prefer feasible parameters. Other tuners receive infeasible trials as failed trials.
     """

@@ -62,7 +62,7 @@ CHECKPOINTS = Path("checkpoints")
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-# These arguments are so small that a dozen trials show an effect.
+# With such small arguments, a dozen trials suffice to show an effect.
 SMALL = {
     "Hyperband": {"R": 9},
     "Evolution": {"population_size": 4},
@@ -143,7 +143,7 @@ def test_a_restored_tuner_proposes_the_same_parameters_as_an_uninterrupted_tuner
     assert proposed(later) == proposed(unbroken[restart_after:])
 
 
-def test_a_restored_tuner_accepts_the_result_of_a_trial_that_was_running(a_tuner):
+def test_a_restored_tuner_accepts_the_result_of_a_trial_that_was_running_before_the_restart(a_tuner):
     tuner = a_tuner()
     history = run(tuner, range(12))
     suggestion = tuner.ask(12)
@@ -218,7 +218,7 @@ def test_invalid_calls_of_a_tuner_raise_internal_error(a_tuner):
 @pytest.mark.parametrize(
     "metadata", [{}, {"/x": 0.0}, {"/x": 99.0, "/y": 1.0}, {"/x": 0.0, "/y": 1.0, "/z": 1}]
 )
-def test_metadata_of_a_different_search_space_raises_internal_error(a_tuner, metadata):
+def test_restoring_metadata_of_a_different_search_space_raises_internal_error(a_tuner, metadata):
     with pytest.raises(InternalError, match="is not of this search space"):
         a_tuner().restore([PastTrial(0, {}, metadata, 1.0, ended=True)])
 
@@ -406,7 +406,7 @@ def test_a_restored_list_tuner_proposes_the_remaining_points(a_list):
 
 
 @pytest.mark.parametrize("metadata", [{}, {"index": -1}, {"index": 10**9}, {"index": "0"}])
-def test_metadata_of_a_different_list_raises_internal_error(a_list, metadata):
+def test_restoring_metadata_of_a_different_list_raises_internal_error(a_list, metadata):
     make, _ = a_list
     with pytest.raises(InternalError, match="is not of this search space"):
         make().restore([PastTrial(0, {}, metadata, 1.0, ended=True)])
@@ -474,7 +474,7 @@ def test_the_first_point_of_a_huge_grid_is_proposed_without_enumerating_the_grid
     assert make_of("GridSearch", raw).ask(0).parameters == {"a": 0, "b": 0}
 
 
-def test_batch_tuner_returns_unchanged_copies_of_its_entries():
+def test_batch_tuner_proposes_its_entries_unchanged_and_as_copies():
     tuner = make_of("BatchTuner", BATCH)
     first, second = tuner.ask(0).parameters, tuner.ask(1).parameters
     assert (first, second) == ({"lr": 0.1}, {"lr": 0.2, "n": [1]})
@@ -484,7 +484,7 @@ def test_batch_tuner_returns_unchanged_copies_of_its_entries():
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS))
-def test_the_learns_flag_of_every_tuner_matches_the_table_of_tuners(name):
+def test_the_learns_attribute_of_each_tuner_equals_its_entry_in_the_table_of_tuners(name):
     tuner = make_of(name, BATCH if name == "BatchTuner" else TWO_FLOATS)
     assert tuner.learns == TUNERS[name].learns
 
@@ -498,8 +498,8 @@ def test_every_learning_tuner_minimises_a_quadratic_function_faster_than_random_
 @pytest.mark.parametrize(
     "name", names_in(TUNERS, lambda each: each.name in ("GPTuner", "MetisTuner", "SMAC"))
 )
-def test_a_nested_parameter_that_occurs_in_two_options_has_one_model(name):
-    """The optimum is rbf with C = gamma = 0.3. With random nested parameters, the median distance would be 0.4."""
+def test_a_nested_parameter_that_occurs_in_two_options_is_modelled_as_one_parameter(name):
+    """The optimum is rbf with C = gamma = 0.3. With random nested parameters, the median distance to the optimum would be 0.4."""
     unit = {"_type": "uniform", "_value": [0, 1]}
     options = [{"_name": "linear", "C": unit}, {"_name": "rbf", "C": unit, "gamma": unit}]
     raw = {"model": {"_type": "choice", "_value": options}, "n": {"_type": "randint", "_value": [1, 9]}}
@@ -558,7 +558,7 @@ def continued_parents(tuner, keys):
     return pairs
 
 
-def test_a_promoted_trial_continues_its_parent_trial_in_the_previous_round():
+def test_a_promoted_trial_continues_its_parent_trial_from_the_previous_round():
     tuner = make_of("Hyperband", TWO_FLOATS, 1, "minimize", R=9)
     # The nine trials of the first round report the values 0 1 2 3 4 0 1 2 3. Trial 10 is the best trial of the second round.
     assert continued_parents(tuner, range(13)) == [(9, 0), (10, 5), (11, 1), (12, 10)]
@@ -624,7 +624,7 @@ def test_qmc_points_are_evenly_distributed():
 @pytest.mark.parametrize(
     "a", [{"_type": "choice", "_value": list(range(30))}, {"_type": "quniform", "_value": [0, 29, 1]}]
 )
-def test_smac_with_config_dedup_repeats_fewer_points(a):
+def test_the_argument_config_dedup_lets_smac_repeat_fewer_points(a):
     raw = {"a": a}
 
     def modelled(**class_args):
@@ -689,7 +689,7 @@ def test_parameters_copied_from_the_best_member_are_perturbed():
         assert contains(parse_search_space(raw), plain(moved)) == []
 
 
-def test_failed_population_members_continue_from_a_successful_member_or_start_again():
+def test_failed_members_continue_from_a_successful_member_or_restart_if_all_members_failed():
     tuner = a_population()
     a_generation(tuner, 0, [None, 0.1, None, math.nan])
     second = [tuner.ask(key) for key in range(4, 8)]
@@ -701,7 +701,7 @@ def test_failed_population_members_continue_from_a_successful_member_or_start_ag
     assert len({json.dumps(plain(each.parameters)) for each in third}) == 4
 
 
-def test_a_restored_population_waits_for_the_trials_that_were_running():
+def test_a_restored_population_waits_for_trials_that_were_running_before_the_restart():
     tuner = a_population()
     a_generation(tuner, 0, [0.5, 0.1, 0.9, 0.3])
     asked = [tuner.ask(key) for key in range(4, 7)]
@@ -834,7 +834,9 @@ def test_the_draws_computed_from_parameters_reproduce_the_parameters(raw, seed):
 
 
 def flat(value):
-    """The leaves of nested parameters by path. A number is the value of its path. Any other value becomes part of the path."""
+    """The leaves of nested parameters by path. A number is the value of its path. Any other value is appended to the path, whose
+    value is then 0.
+    """
     if isinstance(value, dict):
         return {f"{key}.{inner}": leaf for key, each in value.items() for inner, leaf in flat(each).items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -93,7 +93,7 @@ def test_a_user_tuner_receives_the_same_calls_as_in_nni(a_tuner):
     ]
 
 
-def test_a_restored_user_tuner_receives_its_history_and_waits_for_parameters_as_before(a_tuner):
+def test_a_restored_user_tuner_receives_its_history_and_can_still_delay_parameters(a_tuner):
     tuner = a_tuner(most=3)
     asked = [tuner.ask(key) for key in range(3)]
     assert tuner.ask(3) is Later.LATER
@@ -270,7 +270,7 @@ def test_a_stopping_manager_does_not_wait_for_a_hanging_user_tuner(a_tuner):
         tuner.ask(1)
 
 
-def test_invalid_trial_ids_are_ignored_in_a_forged_response_of_a_user_tuner(a_tuner):
+def test_invalid_trial_ids_in_a_forged_response_of_a_user_tuner_are_ignored(a_tuner):
     forged = json.dumps(["ok", [0, {"x": 2}], [1], {}, 7, None, "aB3dE"])
     tuner = a_tuner(failing(f"os.write(int(sys.argv[1]), {forged!r}.encode() + b'\\n'); return {{'x': 1}}"))
     assert tuner.ask(0).parameters == {"x": 2}
@@ -340,7 +340,7 @@ def test_a_fork_of_a_user_tuner_cannot_respond_or_hide_the_tuners_exit(a_tuner):
         tuner.ask(2)
 
 
-def test_the_end_of_a_user_tuner_also_kills_its_child_processes_in_separate_sessions(a_tuner):
+def test_closing_a_user_tuner_also_kills_its_child_processes_in_separate_sessions(a_tuner):
     tuner = a_tuner(failing("return {'pid': subprocess.Popen(['sleep', '999'], start_new_session=True).pid}"))
     child = psutil.Process(tuner.ask(0).parameters["pid"])
     tuner.close()
@@ -382,7 +382,7 @@ def test_a_user_tuner_returns_parameters_after_closing_its_stdout(a_tuner):
     assert a_tuner(failing("sys.stdout = None; return {'x': 1}")).ask(0).parameters == {"x": 1}
 
 
-def test_a_user_tuner_continues_after_a_result_without_a_number_was_refused(a_tuner):
+def test_a_user_tuner_continues_after_an_error_about_a_result_without_a_number(a_tuner):
     tuner = a_tuner()
     tuner.ask(0)
     with pytest.raises(UserCodeFailed, match="cannot find a number in the result"):
@@ -407,7 +407,7 @@ def test_an_installed_nni_package_takes_precedence_over_nni_sdk(a_tuner, tmp_pat
     assert tuner.ask(1) is Later.LATER
 
 
-def test_a_class_args_validator_runs_before_the_user_class_is_created(a_tuner, tmp_path):
+def test_a_class_args_validator_runs_before_the_user_class_is_instantiated(a_tuner, tmp_path):
     (tmp_path / "checks.py").write_text(
         "from nni import ClassArgsValidator\n"
         "class V(ClassArgsValidator):\n"
@@ -419,7 +419,7 @@ def test_a_class_args_validator_runs_before_the_user_class_is_created(a_tuner, t
         a_tuner(validator="checks.V", most=2).ask(0)
 
 
-def test_a_class_args_validator_can_use_the_conditions_of_the_package_schema(a_tuner, tmp_path):
+def test_a_class_args_validator_can_use_conditions_of_the_schema_library(a_tuner, tmp_path):
     (tmp_path / "checks.py").write_text(
         "import schema\n"
         "from nni.utils import ClassArgsValidator\n"

@@ -1,4 +1,4 @@
-"""A home with its own OpenPAI, in which tests run nnictl."""
+"""A home folder with an OpenPAI of its own. Tests run nnictl in this home."""
 
 import subprocess
 
@@ -43,7 +43,7 @@ def site(tmp_path):
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory, request):
-    """A factory of homes by sandbox. All tests of the file share the home of a sandbox, which is created at its first use."""
+    """Returns the home for a sandbox type. It is created at its first use, and all tests of the file share it."""
     opened = {}
 
     def home_with(sandbox):
@@ -65,8 +65,8 @@ def homes(tmp_path_factory, request):
 def home(homes, monkeypatch, request):
     """The user's home, with an experiment file.
 
-    All tests of the file share it. It is replaced if a test has left a process in it. The parameter "podman" chooses the home
-    whose tasks are containers.
+    All tests of the file share the home; it is replaced if a test has left a process in it. With the parameter "podman", the
+    tasks of the home's OpenPAI are containers.
     """
     shared = homes(getattr(request, "param", "process"))
     shared.enter(monkeypatch)

@@ -121,7 +121,7 @@ def test_the_list_of_gpus_shows_the_trials_and_the_load_of_each_gpu(machine):
     assert machine.succeeded() == "GPU 1 by PCI_BUS_ID"
 
 
-def test_a_trial_waits_with_a_reason_while_other_programs_use_all_gpus(machine):
+def test_a_trial_waits_and_shows_the_reason_while_other_programs_use_all_gpus(machine):
     machine.computing.write_text("1 2")
     machine.create()
     wait_until(lambda: "other programs" in machine.trial()["message"], "the reason is shown")
@@ -138,7 +138,7 @@ def test_a_trial_waits_with_a_reason_while_other_programs_use_all_gpus(machine):
     assert machine.succeeded() == "GPU 0 by PCI_BUS_ID"
 
 
-def test_a_trial_may_start_on_a_gpu_in_use_if_use_active_gpu_is_set(machine):
+def test_the_option_use_active_gpu_permits_a_trial_on_a_gpu_in_use(machine):
     machine.computing.write_text("1 1")
     config = machine.folder / "config.yml"
     config.write_text(CONFIG.replace("useActiveGpu: false", "useActiveGpu: true"))

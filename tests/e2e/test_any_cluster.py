@@ -81,7 +81,7 @@ def test_tests_of_a_job_kind_without_a_controller_are_skipped_with_a_reason(serv
     server.kill()
 
 
-def test_tests_marked_any_cluster_run_on_the_cluster_of_the_kubeconfig(server, tmp_path):
+def test_tests_with_the_marker_any_cluster_run_on_the_cluster_of_the_kubeconfig(server, tmp_path):
     done = run_on_named_cluster(tmp_path, SOME)
     assert "2 passed" in done.stdout
     said, _ = server.communicate(timeout=DEADLINE_S)
@@ -106,7 +106,7 @@ def test_a_failed_cluster_test_leaves_no_manager_process(tmp_path):
     assert [each.is_running() for each in managers] == [False]
 
 
-def test_make_test_k8s_lists_missing_variables():
+def test_the_command_make_test_k8s_lists_missing_variables():
     with pytest.raises(pytest.skip.Exception, match="TEST_K8S_STORAGE, TEST_K8S_STORAGE_HERE not set"):
         named_cluster({"TEST_KUBECONFIG": "k", "TEST_K8S_IMAGE": "i"})
     said = {"TEST_KUBECONFIG": "k", "TEST_K8S_IMAGE": "i", "TEST_K8S_STORAGE_HERE": "/mnt/nni"}

@@ -77,7 +77,7 @@ def a_job(site, bundle, a_container):
     [(0, ()), (NOBODY, ()), (NOBODY, READ_ONLY)],
     ids=["root", "nobody", "read-only"],
 )
-def test_an_image_without_a_keeper_runs_a_trial(site, a_job, image, user, options):
+def test_a_trial_runs_in_an_image_without_a_keeper(site, a_job, image, user, options):
     keeper = a_job(image, REPORTING, *options, user=user)
     assert keeper.wait() == 3, keeper.stderr
     assert [record.value for record in decode(site.file(), 0).records] == ["41"]
@@ -105,7 +105,7 @@ def test_the_images_python_can_import_nni_sdk_but_none_of_the_keepers_libraries(
     assert keeper.stdout == "no grpc\n"
 
 
-def test_the_frozen_keeper_answers_doctor(podman, site, a_job):
+def test_the_frozen_keeper_prints_its_version_in_an_image_without_python(podman, site, a_job):
     keeper = a_job(podman.without_python(), 'bash "${NNI_SYS_DIR%/trials/*}/run.sh" --version')
     assert keeper.wait() == 0, keeper.stderr
     assert keeper.stdout == f"trial-keeper {__version__}\n"

@@ -48,8 +48,8 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Block:
-    """A code block. `number` is the index of the block on its page. `reason` tells why the block is not run; it is empty if the
-    block is run.
+    """A code block. `number` is the index of the block on its page. `reason` says why the block is not run; an empty `reason`
+    means that the block is run.
     """
 
     page: str
@@ -143,8 +143,8 @@ SECOND = {
 
 
 def document_with(block):
-    """The experiment file that a block belongs to: the last complete experiment file of the page, or else that of the quick
-    start.
+    """The experiment file that a block belongs to: the last complete experiment file of the page. If the page has none, it is the
+    experiment file of the quick start.
     """
     document = yaml.safe_load(CONFIG)
     for each in blocks_of(block.page)[: block.number + 1]:
@@ -156,7 +156,7 @@ def document_with(block):
         # Only complete experiment files and the block itself are used. Other blocks of the page are fragments.
         if _FIRST_KEYS & change.keys() or each == block:
             document = merged(document, change)
-            # If the block contains a complete section, it replaces the document's section instead of being merged with it.
+            # A complete section of the block replaces the document's section; the two sections are not merged.
             for section in ("tuner", "trial", "frameworkcontrollerConfig"):
                 own = change.get(section, {})
                 if (section == "tuner" and own) or own.keys() & {"codeDir", "storage"}:
@@ -284,7 +284,7 @@ def test_the_commands_and_the_options_in_the_docs_exist(block, place):
 
 # ---- Python
 
-# This code stands for the parts that the examples leave to the reader, such as the training itself.
+# This code replaces the parts that the examples leave to the reader, such as the training itself.
 _READERS_CODE = """
 import os, types
 import nni_sdk

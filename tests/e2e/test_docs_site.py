@@ -31,7 +31,7 @@ stateDiagram-v2
 
 @pytest.fixture
 def build(tmp_path):
-    """Builds a site with this text of a second page; returns the exit code, stderr and the folder of the site."""
+    """Builds a site whose second page has this text; returns the exit code, stderr and the folder of the site."""
 
     def run(text):
         source = tmp_path / "source"

@@ -1,4 +1,4 @@
-"""The examples of frameworks. Each example is a real training, to which nni_sdk adds three lines."""
+"""The examples of frameworks. Each example is a real training with three additional lines that use nni_sdk."""
 
 import json
 import os
@@ -81,7 +81,9 @@ def test_each_framework_has_an_example_that_the_experiment_file_names():
     ("ending", "code", "finals"),
     [("", 0, [("FINAL", 0.5)]), ("exit(0)", 0, [("FINAL", 0.5)]), ("raise KeyError", 1, [])],
 )
-def test_a_training_that_raises_reports_no_final_result_at_exit(run, tmp_path, ending, code, finals):
+def test_a_training_that_raises_an_exception_reports_no_final_result_at_exit(
+    run, tmp_path, ending, code, finals
+):
     (tmp_path / "train.py").write_text(AT_EXIT + ending)
     found = run(sys.executable, tmp_path / "train.py")
     assert (found[0], found[2]) == (code, [("PERIODICAL", 0.5), *finals])

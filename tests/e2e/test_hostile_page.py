@@ -17,7 +17,7 @@ from nni_manager.store.folders import Registry
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]
 
-# The page starts an attempt after the previous attempt has settled. After the last attempt, the page sets its title.
+# The page waits until a request has settled before it sends the next request. After the last request, the page sets its title.
 PAGE = """<!doctype html><meta charset="utf-8"><iframe name="target"></iframe><script>
 const at = "ORIGIN/api/v1/nni", jobs = "JOBS", removed = "REMOVED", body = 'BODY';
 const done = (element, ...names) => new Promise((resolve) => names.forEach((name) => element[name] = resolve));
@@ -53,8 +53,8 @@ attack();
 
 
 def attack_on(origin, jobs="/trial-jobs", removed="/experiment", body="{}"):
-    """The HTML of the hostile page. It sends requests with this body to the path `jobs` in several ways, and requests the
-    deletion of the path `removed`.
+    """The HTML of the hostile page. It requests the path `jobs` in several ways, some of them with this body, and sends a DELETE
+    request for the path `removed`.
     """
     page = PAGE
     for name, value in {"ORIGIN": origin, "JOBS": jobs, "REMOVED": removed, "BODY": body}.items():
@@ -149,7 +149,7 @@ def test_a_hostile_page_cannot_use_the_hub_session_of_the_same_browser(tmp_path,
             own.wait_for_selector("[data-test=experiment-TESTEXPT]")
             is_attacked(context.new_page(), f"http://{site}:{port}/")
             assert commands == []
-            # The session works: its own page can do what the hostile page could not.
+            # The session is valid: the hub's own page can do what the hostile page could not do.
             own.reload()
             own.wait_for_selector("[data-test=experiment-TESTEXPT]")
         assert hub.ask("POST", "/api/v1/nni/all", data=body).status_code == 200

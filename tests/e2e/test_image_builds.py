@@ -12,7 +12,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 SOURCES = ("nni_sdk", "trial_keeper", "manager", "docs", "images")
 # This podman answers only `podman run`, with which the build reads the ABI of the base image's Python. Any other podman command
-# fails, because both builds must be refused earlier.
+# fails, because the build must refuse its input before it runs one.
 PODMAN = f"""#!/bin/sh
 [ "$1" = run ] || {{ echo "podman $*"; exit 9; }}
 exec {sys.executable} -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))'

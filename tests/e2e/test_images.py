@@ -144,7 +144,7 @@ def test_the_keeper_runs_as_any_user_on_a_read_only_root_filesystem(site, a_keep
     assert site.manager.stored() == site.file()
 
 
-def test_metrics_that_a_trial_reports_after_the_stop_signal_of_its_container_arrive(site, a_keeper):
+def test_metrics_reported_after_the_stop_signal_of_the_container_reach_the_manager(site, a_keeper):
     keeper = a_keeper("exec python3 train.py", train=REPORTS_AFTER_SIGTERM)
     site.manager.wait_for_bytes(b"ready")
     keeper.stop(grace_s=30)
@@ -193,7 +193,9 @@ def test_a_second_signal_to_a_container_ends_the_grace_period(site, a_keeper):
     ],
     ids=["a daemon", "500 orphans", "a job that writes on", "a job that is deaf and stopped"],
 )
-def test_all_processes_of_a_trial_have_exited_when_the_keeper_reports_its_end(site, a_keeper, command):
+def test_when_the_keeper_reports_the_end_of_a_trial_all_processes_of_the_trial_have_exited(
+    site, a_keeper, command
+):
     site.manager.closes = False
     keeper = a_keeper(command, train=DAEMON, collect_logs=True)
     ended = site.manager.wait_for_message(TrialEnded)
@@ -241,7 +243,7 @@ def test_the_error_of_a_keeper_container_without_settings_names_the_missing_vari
     assert keeper.stderr.count("\n") == 1
 
 
-def test_a_base_image_with_another_python_is_refused_with_the_remedy(podman):
+def test_the_image_build_refuses_a_base_image_with_another_python_and_names_the_remedy(podman):
     build = str(REPOSITORY / "images" / "build.sh")
     with pytest.raises(AssertionError, match=r"cannot make wheels for .*; set PYTHON"):
         podman.run(build, "keeper", "localhost/trial-keeper-test-none", podman.base(), PYTHON="echo")

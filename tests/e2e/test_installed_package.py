@@ -1,4 +1,4 @@
-"""The package as pip installs it, and scripts of NNI's users in that Python."""
+"""The package as pip installs it, and unchanged scripts for NNI that run in a Python with this package."""
 
 import os
 import re
@@ -94,7 +94,7 @@ def run(*command, **options):
     return done.stdout
 
 
-def test_import_nni_works_without_nnis_own_package(python, tmp_path):
+def test_the_statement_import_nni_works_without_nnis_own_package(python, tmp_path):
     code = "import nni, nni.experiment, nni_sdk; print(nni is nni_sdk, nni.experiment.Experiment.__module__)"
     assert run(python, "-c", code, cwd=tmp_path) == "True nni_manager.experiment.experiment\n"
     code = "import nni_sdk.integrations.reporter as module; print(module.__file__)"

@@ -1,4 +1,6 @@
-"""A training service from an installed package: the example for authors of a platform, used as its users would."""
+"""A training service from an installed package. The package is the example for authors of platforms, and the tests use it as its
+users would.
+"""
 
 import json
 import os

@@ -152,7 +152,7 @@ def test_processes_that_the_framework_starts_report_results_and_save_checkpoints
 
 def test_lightning_refuses_processes_that_continue_from_different_checkpoints():
     class Strategy:
-        """The strategy of the process with rank 1. The first process (rank 0) continues after two epochs."""
+        """A double for the process with rank 1. The process with rank 0 reports that it continues after two epochs."""
 
         def broadcast(self, _):
             return 2

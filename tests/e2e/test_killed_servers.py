@@ -1,6 +1,6 @@
-"""The pages while the hub or a manager is killed at a random moment of an action: they say so, and nothing is lost.
+"""The hub or a manager is killed at a random moment of an action.
 
-`KILL_SEED` draws other moments.
+The pages must report the lost connection, and no result may be lost. Another value of `KILL_SEED` selects other moments.
 """
 
 import json
@@ -73,7 +73,7 @@ class Site:
         return done.stdout
 
     def serve(self, *options):
-        """Start the hub, or ask it for another link."""
+        """Start the hub if it does not run; return a new login link."""
         return json.loads(self.nnictl("web", "--json", *options))["links"][0]
 
     def button(self, action, name="main"):
@@ -91,11 +91,11 @@ class Site:
             return [json.loads(value) for (value,) in reader.rows_of("metric", ["value"])]
 
     def returned(self):
-        """The values of the main experiment whose report has returned to the training code."""
+        """The values of the main experiment whose report call has returned to the training code."""
         return {int(line) for line in (self.folder / "main").read_text().split()}
 
     def act(self, action):
-        """Do what a person does in the list; return without waiting for the server."""
+        """Perform an action in the list, as a user does; return without waiting for the server."""
         match action:
             case "stop":
                 self.button("Stop").click()
@@ -122,19 +122,23 @@ class Site:
         return bool(found)
 
     def settle(self):
-        """Wait for the end of the actions: in the page, and of commands that the killed hub had started."""
+        """Wait until no action is in progress in the page, and until the commands that the killed hub had started have exited."""
         expect(self.list.page.get_by_text("Working…")).to_have_count(0, timeout=DEADLINE_S * 1000)
         wait_until(lambda: not processes_with(self.folder, "nni_manager.cli"), "no command runs")
         self.list.page.reload()
         self.list.is_ready()
 
     def press(self, action, name, until):
-        """Press a button until the list shows that this worked: a refused action has a message that asks to repeat it."""
+        """Press a button until the list shows that the action has succeeded. The press is repeated, because a refused action
+        shows a message that asks the user to repeat it.
+        """
         deadline_s = time.monotonic() + DEADLINE_S
         while not until():
             assert time.monotonic() < deadline_s, (action, self.list.see("toast").all_inner_texts())
             if self.button(action, name).count():
-                with suppress(TimeoutError):  # the list has been updated since the count
+                with suppress(
+                    TimeoutError
+                ):  # the list may have been updated after the count, so the button may be gone
                     self.button(action, name).click(timeout=3000)
                 if self.list.see("confirm-yes").count():
                     self.list.see("confirm-yes").click()
@@ -157,7 +161,7 @@ def site(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(len(KILLS)))
-def test_a_server_killed_during_an_action_is_reported_and_nothing_is_lost(site, number):
+def test_the_pages_report_a_server_killed_during_an_action_and_no_result_is_lost(site, number):
     action, victim = KILLS[number]
     draw = random.Random(f"{os.environ.get('KILL_SEED', '1')} {number}")
     after_s = draw.uniform(0, WITHIN_S[action])
@@ -182,7 +186,7 @@ def test_a_server_killed_during_an_action_is_reported_and_nothing_is_lost(site, 
         expect(site.page.see("error-panel")).to_contain_text("is not running, this is its last status")
     site.settle()
 
-    # An action has either been done or not.
+    # After the kill, an action is either complete or has had no effect.
     if action in ("start", "delete") and site.has("other"):
         site.press("Stop", "other", until=site.button("Delete", "other").count)
         site.press("Delete", "other", until=lambda: not site.has("other"))

@@ -95,7 +95,7 @@ class Runs:
 
 
 @pytest.mark.any_cluster
-def test_a_tfjob_ends_when_its_workers_end_although_the_parameter_server_runs(place):
+def test_a_tfjob_ends_when_its_workers_end_although_the_parameter_server_still_runs(place):
     tf_jobs = Resource("kubeflow.org", "v1", "tfjobs", "TFJob")
     worker = {"command": "python3 train.py worker POD_NAME"}
     done = Runs(place, "tf-operator", {"apiVersion": "v1"}.items(), worker=worker, ps={"command": SERVE}).run(

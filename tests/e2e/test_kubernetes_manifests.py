@@ -66,7 +66,7 @@ def unknown_fields(model, value, at):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return [found for key, each in items for found in unknown_fields(match[1], each, f"{at}.{key}")]
     kind = getattr(kubernetes.client, model, None)
-    if kind is None:  # a number, a text or an object of any shape
+    if kind is None:  # the type is a number, a text or an object of any shape
         return []
     names = {name: attribute for attribute, name in kind.attribute_map.items()}
     found = [f"{at}.{key}" for key in value.keys() - names.keys()]
@@ -86,7 +86,7 @@ def test_each_manifest_has_all_required_fields_of_its_kind_and_no_unknown_fields
     assert kubernetes.client.ApiClient().sanitize_for_serialization(read) == found
 
 
-def test_the_names_by_which_manifests_refer_to_each_other_exist():
+def test_every_object_name_that_a_manifest_refers_to_exists():
     pod = document("Deployment")["spec"]["template"]
     assert pod["spec"]["serviceAccountName"] == document("ServiceAccount")["metadata"]["name"]
     for volume in pod["spec"]["volumes"]:
@@ -153,12 +153,12 @@ RIGHTS = {
 
 @pytest.fixture(scope="module")
 def used():
-    """The calls and the checks of rights that experiments have made with the service account."""
+    """The rights (verb and resource) that experiments have used or checked with the service account."""
     return set()
 
 
 def grant(api, used):
-    """Give the service account the rights of the Role and no others. What it uses is added to `used`."""
+    """Give the service account the rights of the Role and no others. Each right that the account requests is added to `used`."""
     api.tokens.add(ACCOUNT_TOKEN)
     all_may = api.may
 

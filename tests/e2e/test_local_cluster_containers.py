@@ -124,7 +124,7 @@ def test_a_task_runs_as_the_user_of_its_image(play, podman, tmp_path):
     play(scenario)
 
 
-def test_a_stopped_container_exits_in_its_grace_period_and_leaves_no_process(play, tmp_path):
+def test_a_stopped_container_exits_within_its_grace_period_and_leaves_no_process(play, tmp_path):
     async def scenario(cluster, image):
         script = [
             "setsid sleep 1000 &",
@@ -209,7 +209,7 @@ def test_a_registry_login_is_written_in_dockers_format():
     assert json.loads(registry_logins(auth)) == {"auths": {"https://reg.example": {"auth": "YWRhOnA6dw=="}}}
 
 
-def test_the_open_mpi_job_of_openpais_manual_runs_between_containers(play, podman, tmp_path):
+def test_the_open_mpi_example_of_openpais_manual_runs_across_containers(play, podman, tmp_path):
     image = podman.with_mpi()
     (tmp_path / TRAINING).write_text(BENCHMARK)
     job = yaml.safe_load(mpi_job(f"/mnt/examples/{TRAINING}", image=image))

@@ -71,7 +71,7 @@ def client(request):
 
 
 def an_experiment_in(schema, folder):
-    """An experiment of three trials, the last of which does not end by itself, described in one of NNI's schemas."""
+    """An experiment described in this schema of NNI. It has three trials, the last of which does not end by itself."""
     experiment = RealExperiment(folder, TRAIN, trialConcurrency=1, maxTrialNum=3, maxExecDuration="1h")
     if schema == "v2":
         keys = {
@@ -91,7 +91,7 @@ def an_experiment_in(schema, folder):
 
 
 @pytest.mark.parametrize("schema", ["v1", "v2"])
-def test_nnis_python_client_queries_changes_and_stops_an_experiment(client, schema, tmp_path):
+def test_nnis_python_client_can_query_change_and_stop_an_experiment(client, schema, tmp_path):
     experiment = an_experiment_in(schema, tmp_path / "experiment")
     experiment.create()
     with contextlib.closing(experiment):

@@ -108,7 +108,7 @@ def python_of_nni():
 
 @pytest.mark.peer
 @pytest.mark.timeout(600)
-def test_the_real_nni_package_redirects_stdout_in_the_expected_format(python_of_nni, tmp_path):
+def test_the_real_nni_package_writes_stdout_to_trial_log_in_the_expected_format(python_of_nni, tmp_path):
     names = ("NNI_OUTPUT_DIR", "NNI_SYS_DIR")
     environ = {"NNI_PLATFORM": "local", "NNI_TRIAL_JOB_ID": "t", "NNI_EXP_ID": "e", "NNI_TRIAL_SEQ_ID": "0"}
     done = subprocess.run(

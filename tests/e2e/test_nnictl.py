@@ -186,7 +186,7 @@ def test_an_experiment_in_the_background_can_be_listed_followed_and_stopped(plac
     )
 
 
-def test_a_managers_log_in_json_has_an_object_per_line(place, nnictl):
+def test_a_json_log_of_a_manager_has_one_object_per_line(place, nnictl):
     name = created(place, nnictl, ENDLESS, "--log-format", "json")
     (listed,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert nnictl("stop").returncode == 0
@@ -362,7 +362,9 @@ INVALID_INPUTS = {
 
 
 @pytest.mark.parametrize("invalid_input", INVALID_INPUTS)
-def test_invalid_input_to_nnictl_is_a_one_line_error_and_creates_no_files(place, nnictl, invalid_input):
+def test_nnictl_prints_a_one_line_error_and_creates_no_files_if_its_input_is_invalid(
+    place, nnictl, invalid_input
+):
     files, says = INVALID_INPUTS[invalid_input]
     for file, text in files.items():
         (place / file).unlink() if text is None else (place / file).write_text(text)
@@ -374,7 +376,7 @@ def test_invalid_input_to_nnictl_is_a_one_line_error_and_creates_no_files(place,
     assert not (place.parent / "experiments").exists()
 
 
-def test_a_used_port_is_a_one_line_error_and_creates_no_files(place, nnictl):
+def test_nnictl_prints_a_one_line_error_and_creates_no_files_if_the_port_is_in_use(place, nnictl):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -414,7 +416,7 @@ def test_nnictl_uses_https_for_a_host_other_than_loopback(place, nnictl):
     assert json.loads(nnictl("experiment", "list", "--all", "--json").stdout) == []
 
 
-def test_a_host_address_of_another_machine_is_a_one_line_error_and_creates_no_files(place, nnictl):
+def test_nnictl_prints_an_error_and_creates_no_experiment_if_the_host_is_another_machine(place, nnictl):
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "192.0.2.1")
     assert done.returncode == 1
     assert "cannot use --host 192.0.2.1: " in done.stderr
@@ -422,7 +424,7 @@ def test_a_host_address_of_another_machine_is_a_one_line_error_and_creates_no_fi
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_in_the_foreground_stops_the_experiment(place, nnictl, started, number):
+def test_an_interrupt_of_nnictl_create_in_the_foreground_stops_the_experiment(place, nnictl, started, number):
     (place / "train.py").write_text(ENDLESS)
     process = started("create", "--config", "config.yml", "--foreground", "--port", "auto")
     said = read_until(process, "2 running")
@@ -446,7 +448,9 @@ def test_an_interrupt_before_the_manager_is_ready_leaves_no_process_and_no_files
     assert not (place.parent / "experiments").exists()
 
 
-def test_a_second_interrupt_exits_immediately_and_warns_about_running_trials(place, nnictl, started):
+def test_a_second_interrupt_ends_nnictl_immediately_with_a_warning_about_running_trials(
+    place, nnictl, started
+):
     # The trials ignore SIGTERM, so that the stop after the first interrupt takes a long time.
     (place / "train.py").write_text(
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + ENDLESS
@@ -511,7 +515,7 @@ def test_nnictl_stop_fails_while_the_database_of_a_killed_manager_is_locked(plac
     assert "INFO: Nothing of it runs; `nnictl resume" in nnictl("stop", name).stdout
 
 
-def test_an_experiment_without_a_manager_can_be_viewed_and_a_resume_replaces_the_view(place, nnictl):
+def test_an_experiment_without_a_manager_can_be_viewed_and_nnictl_resume_replaces_the_view(place, nnictl):
     name = created(place, nnictl)
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     served = nnictl("view", name).stdout

@@ -24,7 +24,7 @@ from trial_keeper import __version__
 
 
 class Manager:
-    """An engine with a training service that runs nothing, and its HTTP API, in a thread."""
+    """An engine and its HTTP API in a thread; the engine's training service runs no jobs."""
 
     def __init__(self, experiment):
         self.experiment = experiment
@@ -129,7 +129,7 @@ def test_nnictl_update_changes_every_limit(manager, nnictl):
         (("trial", "retry", "-T", "nope"), "cannot find trial 'nope'"),
     ],
 )
-def test_an_invalid_nnictl_update_is_a_one_line_error(manager, nnictl, arguments, says):
+def test_an_invalid_nnictl_update_prints_a_one_line_error(manager, nnictl, arguments, says):
     before = manager.limits
     code, out, err = nnictl(*arguments)
     assert (code, out, err.count("\n")) == (1, "", 1)

@@ -154,7 +154,7 @@ def test_a_job_file_is_validated_without_a_cluster(nnictl, job_file, server):
     assert server.asked == []
 
 
-def test_the_openpai_cluster_is_given_by_options_or_by_an_experiment_file(
+def test_the_openpai_cluster_can_be_specified_by_options_or_by_an_experiment_file(
     nnictl, server, tmp_path, monkeypatch
 ):
     for name in ("OPENPAI_HOST", "OPENPAI_USER", "OPENPAI_TOKEN"):

@@ -153,7 +153,7 @@ def test_each_trial_of_an_importable_function_runs_in_a_separate_process(place):
     assert left_in(place) == []
 
 
-def test_an_objective_function_that_returns_text_causes_an_invalid_result_warning(place):
+def test_an_objective_function_that_returns_text_causes_a_warning_about_an_invalid_result(place):
     from my_objective import Model
 
     with prepared(trials=2) as experiment:
@@ -191,7 +191,7 @@ class Trap:
         return eval, (code,)
 
 
-def test_a_pickled_closure_has_private_files_and_is_loaded_only_by_trial_processes(place):
+def test_a_pickled_closure_is_stored_in_private_files_and_loaded_only_by_trial_processes(place):
     def closure(trap):
         return lambda parameters: print(os.getpid()) or parameters["x"] + trap
 

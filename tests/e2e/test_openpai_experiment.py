@@ -150,13 +150,14 @@ def test_keepers_on_other_machines_connect_over_tls_and_verify_the_certificate(n
     everything = [path.read_text(errors="replace") for path in workspace.root.rglob("*") if path.is_file()]
     assert not any(key in text for text in everything)
     assert stat.S_IMODE((folder / "tls.pem").stat().st_mode) == 0o600
-    # The log has a line for each connected keeper, so the manager did not only read the files from the storage.
+    # The log has a line for each connected keeper. The manager therefore received data over connections, and did not only read
+    # the files on the storage.
     assert (folder / "log" / "nnimanager.log").read_text().count(" connected") >= 3
     # A connection without TLS must not cause any output here.
     assert (folder / "log" / "nnictl_stderr.log").read_text() == ""
 
 
-def test_temporary_submit_errors_are_printed_and_fail_no_trial(nnictl, place, server):
+def test_temporary_submit_errors_are_printed_and_cause_no_trial_to_fail(nnictl, place, server):
     quota = (403, "ForbiddenUserError", "the quota of ada in default is used up")
     for how in (quota, 408, 429, 500, "drop", quota):
         server.misbehave(how, 1, at=("POST", "/jobs"))

@@ -163,7 +163,7 @@ def test_trials_run_in_real_containers_of_the_keepers_image(home, nnictl, podman
 
 @pytest.mark.containers
 @pytest.mark.parametrize("home", ["podman"], indirect=True)
-def test_an_image_without_a_keeper_fails_the_trial_with_a_remedy(home, nnictl, podman):
+def test_a_trial_in_an_image_without_a_keeper_fails_and_its_message_has_the_remedy(home, nnictl, podman):
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
         replace={"image: anything": f"image: {podman.base()}", "maxTrialNum: 3": "maxTrialNum: 1"},
@@ -245,7 +245,7 @@ taskRoles:
     assert (tasks["ps-0"] / "output" / "stdout").read_text() == "it's me at 127.0.0.1\n"
 
 
-def test_trials_continue_after_the_manager_is_killed_and_end_with_different_reasons(home, nnictl):
+def test_trials_outlive_a_killed_manager_and_their_final_status_depends_on_who_stopped_them(home, nnictl):
     (home / "work" / "train.py").write_text(ENDLESS)
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto"), replace={"maxTrialNum: 3": "maxTrialNum: 2"}
@@ -306,7 +306,7 @@ def test_trials_continue_while_the_local_openpai_service_is_down(home, nnictl):
     assert nnictl("stop", experiment_id).returncode == 0
 
 
-def test_a_job_key_without_effect_causes_a_warning(home, nnictl):
+def test_a_job_file_key_that_has_no_effect_causes_a_warning(home, nnictl):
     job = a_job(name="odd", extras={"jobStatusChangeNotification": {"suceeded": True}})
     job["taskRoles"]["worker"] |= {"instances": 1, "commands": ["true"]}
     (home / "work/job.yml").write_text(text_of(job))
@@ -356,7 +356,7 @@ nni_sdk.report_final_result(attempt)
     assert nnictl("stop", experiment_id).returncode == 0
 
 
-def test_a_second_folder_for_an_existing_storage_is_refused_with_remedies(home, nnictl):
+def test_a_second_folder_for_an_existing_storage_is_refused_and_the_error_lists_remedies(home, nnictl):
     done = nnictl(
         "create", "--config", "config.yml", "--port", "auto", replace={"../storage": "../elsewhere"}
     )

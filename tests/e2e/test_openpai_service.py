@@ -138,7 +138,7 @@ def test_openpai_start_prints_a_configuration_that_stays_valid_after_a_restart(n
     assert client.get(JOBS).status_code == 200
 
 
-def test_openpai_start_names_a_used_port_and_leaves_no_process(nnictl, state):
+def test_openpai_start_reports_a_port_in_use_and_leaves_no_process(nnictl, state):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -223,7 +223,7 @@ def test_the_options_of_the_first_openpai_start_are_stored(nnictl, state, tmp_pa
 
 
 @pytest.mark.parametrize("origin", ["portal.example.com", "ftp://x", "https://x/path", "*", "https://"])
-def test_an_invalid_origin_is_refused_with_an_example(nnictl, origin):
+def test_an_invalid_origin_is_refused_and_the_error_contains_a_valid_example(nnictl, origin):
     code, _, err = nnictl("start", "--allow-origin", origin)
     assert (code, err.strip()) == (
         1,

@@ -1,4 +1,4 @@
-"""The plugin `ssh` on a real local OpenPAI cluster: each task is processes of this machine, and runs a real sshd."""
+"""The plugin `ssh` on a real local OpenPAI cluster. Each task consists of processes of this machine, among them a real sshd."""
 
 import asyncio
 import os
@@ -115,7 +115,7 @@ def test_the_job_author_logs_in_to_a_task_with_the_users_key(play, tmp_path):
 
     async def scenario(cluster):
         await cluster.submit("alice", text)
-        # The call returns when the task reads from the pipe, so its commands have started.
+        # The call returns when the task reads from the pipe, so the task's commands have started.
         writer = await asyncio.to_thread(gate.open, "w")
         detail = await cluster.read(JobStore.detail, "alice", "job")
         (task,) = [task for tasks in detail.tasks.values() for task in tasks]

@@ -78,7 +78,7 @@ def some_trial(number, now_s):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """A view of forty trials. The first has logs: one is long and one hostile."""
+    """A view of forty trials. The first trial has two logs: a long one, and one with hostile texts."""
     experiment = made_experiment(
         tmp_path_factory.mktemp("stored"), 40, some_trial, experimentName=f"digits {HOSTILE}"
     )
@@ -105,9 +105,7 @@ def signed_in(browser, stored):
 
 @pytest.fixture
 def person(signed_in):
-    """A visit to the stored experiment, shared by several tests. The tests only read: they do not change the settings of the
-    page.
-    """
+    """A visit to the stored experiment. Several tests share it, so they must not change the settings of the page."""
     signed_in.page.set_viewport_size(WIDE)
     signed_in.page.emulate_media(color_scheme="light")
     yield signed_in
@@ -277,7 +275,7 @@ def test_the_results_over_time_exclude_a_running_trial_with_a_final_result(brows
         expect(caption).to_have_text("Best: 1.28571, trial 9; 10 improvements in 10 results.")
 
 
-def test_the_overview_shows_a_trial_limit_below_the_number_of_ended_trials(browser, tmp_path):
+def test_the_overview_shows_a_trial_limit_that_is_lower_than_the_number_of_ended_trials(browser, tmp_path):
     experiment = made_experiment(tmp_path, 2)
     now_s = time.time()
     write(experiment.folder, *(trial_row(made_trial(number, now_s)) for number in range(2, 7)))
@@ -291,7 +289,7 @@ def without_number(number, now_s):
     return trial
 
 
-def test_an_experiment_without_a_result_is_shown_as_a_warning(browser, tmp_path):
+def test_a_finished_experiment_without_a_result_has_a_badge_in_the_style_of_a_warning(browser, tmp_path):
     with (
         served_view(made_experiment(tmp_path, 3, without_number).folder) as view,
         visit(browser, view.link()) as person,

@@ -74,7 +74,8 @@ def person(browser, stored):
         made.go(f"{stored.origin}/detail")
         yield made
         assert made.errors == []
-        # The browser writes violations of the content security policy to the console, but also requests for missing files (404).
+        # The browser writes violations of the content security policy to the console. It also writes requests for missing files
+        # (404), which are ignored here.
         assert [text for text in made.said if "404" not in text] == []
 
 
@@ -111,7 +112,7 @@ def test_cpu_memory_and_gpus_of_each_task_are_drawn_over_the_life_of_a_trial(bro
         assert person.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_parallel_coordinates_have_a_not_set_tick_for_missing_nested_parameters(person):
+def test_parallel_coordinates_show_missing_nested_parameters_as_not_chosen(person):
     person.see("tab-parallel").click()
     expect(person.page.get_by_text("not chosen")).to_be_visible()
     labels = texts(person, ".annotation-text")
@@ -224,7 +225,7 @@ def test_a_brush_can_be_resized_and_cleared(parallel):
     expect(parallel.see("table").locator("[data-test^=detail-]")).to_have_count(0)
 
 
-def test_a_brush_can_select_trials_without_the_parameter(parallel):
+def test_a_brush_can_select_trials_that_lack_the_parameter(parallel):
     drag(
         parallel, point_on(parallel, "optimizer/momentum", 0.05), point_on(parallel, "optimizer/momentum", 0)
     )

@@ -85,7 +85,9 @@ def load(person, address):
 
 
 def least(measure, holds):
-    """The first of up to five measurements that meets the goal; else the last: the machine may be busy for a while."""
+    """Measure up to five times, because the machine may be busy for a while. Return the first measurement that meets the goal, or
+    else the last one.
+    """
     for _ in range(ROUNDS):
         measured = measure()
         if holds(measured):
@@ -132,8 +134,8 @@ def test_the_overview_loads_and_the_table_scrolls_within_the_time_limits(person,
     if IS_THOROUGH:
         assert figures["/oview"].after_load_ms <= MAX_OVERVIEW_MS
         if median(taken) > MAX_SCROLL_MS:
-            # On a busy machine, scrolling is slow even if the page has loaded all trials. So only the difference from such a page
-            # is limited.
+            # On a busy machine, scrolling is slow even on a page that has loaded all its trials. The limit therefore applies to
+            # the difference from the scroll time of such a page.
             floor = steps_of_a_small_experiment(browser, tmp_path)
             assert median(taken) - median(floor) <= MAX_SCROLL_MS / 2
     assert not [url for url in person.asked if "/changes" in url and "windows=true" not in url]
@@ -221,7 +223,9 @@ def test_brushes_in_the_charts_filter_all_trials(person):
     expect(person.see("contour-x").locator("option")).to_have_count(8)
 
 
-def test_a_focused_row_stays_focused_when_columns_order_or_loaded_rows_change(browser, tmp_path, monkeypatch):
+def test_a_focused_row_stays_focused_when_the_columns_the_order_or_the_loaded_rows_change(
+    browser, tmp_path, monkeypatch
+):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 50)
     played = Played(made_experiment(tmp_path, 0).folder)
 
@@ -271,7 +275,7 @@ def test_the_table_of_a_large_experiment_shows_new_tags_and_notes(browser, tmp_p
         person.see("nav-trials").click()
         expect(rows_of(person).first).to_contain_text("t299")
         expect(person.see("sort-tags")).to_have_count(0)
-        # The test holds back the next sample, because the page must show the column before the sample arrives.
+        # The test delays the next sample, because the page must show the column before the sample arrives.
         held = []
 
         def hold(route):
@@ -350,7 +354,7 @@ def test_the_page_keeps_filters_and_order_when_an_experiment_becomes_large(brows
         expect(person.see("table-count")).to_have_text("11 of 40 trials")
         expect(rows_of(person).first).to_contain_text("t1")
         assert not any("/trial-window" in url or "/trial-sample" in url for url in person.asked)
-        # These are more changes at once than the manager sends as rows.
+        # With so many changes at once, the manager sends no rows, and the page requests a new sample.
         with overview.page.expect_response(lambda response: "/trial-sample" in response.url):
             view.loop.call_soon_threadsafe(begin, 40, 100)
         expect(person.see("table-count")).to_have_text("11 of 100 trials")

@@ -134,7 +134,7 @@ def test_a_trial_page_names_the_violated_constraint(browser, stored):
         expect(person.page.get_by_role("columnheader", name="accuracy")).to_have_count(1)
 
 
-def test_every_result_on_the_page_has_the_name_of_the_first_objective(browser, stored):
+def test_every_result_on_the_page_is_labelled_with_the_name_of_the_first_objective(browser, stored):
     with served_view(stored.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/detail")
         expect(person.see("tab-metric")).to_have_text("accuracy")

@@ -49,7 +49,7 @@ def trial_with(experiment, epochs):
     return next(each for each in experiment.get("/trials") if each["parameters"]["epochs"] == epochs)
 
 
-def test_a_trial_page_shows_code_and_environment_and_can_continue_from_a_checkpoint(
+def test_a_trial_page_shows_code_and_environment_and_can_retry_a_trial_from_its_checkpoint(
     browser, a_real_experiment
 ):
     experiment = a_real_experiment(

@@ -169,7 +169,7 @@ def test_a_warning_shows_the_exit_code_and_the_log_command_if_every_trial_fails(
     assert [trial.message for trial in experiment.list_trial_jobs()] == ["exit code 3"] * 2
 
 
-def test_experiment_run_waits_for_trials_that_were_added_to_a_started_experiment(place, capsys):
+def test_experiment_wait_returns_after_trials_that_were_added_later_have_ended(place, capsys):
     with pytest.raises(UserError, match=r"call start\(\) or run\(\) first"):
         prepared().wait()
     with prepared() as experiment:
@@ -188,7 +188,7 @@ def test_the_python_api_can_update_view_and_resume_an_existing_experiment(place,
     (place / "train.py").write_text(ENDLESS)
     with contextlib.suppress(ZeroDivisionError), prepared() as experiment:
         experiment.start("auto", run_mode=RunMode.Foreground)
-        # The block has not started the experiment, so the end of the block does not stop it.
+        # The `with` block did not start the experiment, so leaving the block does not stop the experiment.
         with Experiment.connect(experiment.port) as other:
             assert other.id == experiment.id
             other.update_search_space({"x": {"_type": "uniform", "_value": [5, 6]}})

@@ -34,7 +34,7 @@ def blocks(language):
 
 
 def merged(file, change):
-    """The experiment file in which the keys of a recipe replace the existing keys."""
+    """The experiment file `file` with the keys of a recipe, which replace existing keys."""
     for key, value in change.items():
         file[key] = merged(file.get(key, {}), value) if isinstance(value, dict) else value
     return file

@@ -157,7 +157,7 @@ def test_a_changed_host_key_is_refused(site, work, nnictl):
     assert "cannot trust" in refused(nnictl)
 
 
-def test_a_key_that_may_not_log_in_is_refused(site, work, nnictl):
+def test_machines_that_do_not_authorise_the_ssh_key_are_refused(site, work, nnictl):
     make_key(site.home / "other")
     write(work, remote(site, sshKeyFile=str(site.home / "other")))
     said = refused(nnictl)
@@ -215,7 +215,7 @@ def test_machines_without_a_matching_trial_keeper_run_the_keeper_of_the_bundle(s
     assert not site.processes()
 
 
-def test_the_key_python_path_makes_the_installed_trial_keeper_available(site, work, nnictl):
+def test_the_config_key_pythonpath_makes_the_installed_trial_keeper_available(site, work, nnictl):
     write(work, remote(site, pythonPath=str(BIN)))
     for machine in site.machines.values():
         machine.set_path("/usr/bin:/bin")

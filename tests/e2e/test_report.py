@@ -1,4 +1,4 @@
-"""A report in a real Chromium: one file that shows an experiment without a manager, and requests nothing."""
+"""A report in a real Chromium: one file that shows an experiment without a manager, and makes no network requests."""
 
 import json
 
@@ -33,7 +33,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """Opens a report without a network; it may request only its own file and parts of it."""
+    """Opens a report in a browser without a network. The report may request only its own file and parts of that file."""
     visits = []
 
     def open_report(content):

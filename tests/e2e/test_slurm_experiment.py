@@ -50,7 +50,7 @@ def nnictl(slurm, work):
 
 
 def write(work, *replaced):
-    """Replace texts of the example's file, each of which must be there once."""
+    """Replace texts of the example's experiment file. Each replaced text must occur exactly once."""
     text = (work / FILE).read_text()
     for old, new in replaced:
         assert text.count(old) == 1, old
@@ -95,7 +95,9 @@ def test_the_digits_example_runs_several_trials_per_job(slurm, work, nnictl):
     assert left_in(work) == []
 
 
-def test_a_waiting_trial_shows_the_reason_of_slurm_and_is_cancelled_with_its_experiment(slurm, work, nnictl):
+def test_a_waiting_trial_shows_slurms_pending_reason_and_is_cancelled_with_its_experiment(
+    slurm, work, nnictl
+):
     write(work, ("reuseMode: true", "reuseMode: false"))
     slurm.submit("sleep 1000", "--nodes=2", "--exclusive", "--job-name=large")
     wait_until(lambda: slurm.states()["large"] == "RUNNING", "the cluster is full")

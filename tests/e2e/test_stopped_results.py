@@ -1,4 +1,6 @@
-"""Final results of stopped trials and warnings about changed files, in every place that shows them."""
+"""The list of trials, the summary and the export show the same final results of stopped trials. A trial whose file has changed
+shows a warning.
+"""
 
 import os
 import signal

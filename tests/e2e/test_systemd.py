@@ -93,7 +93,7 @@ def test_the_web_page_runs_as_a_service_whose_restart_or_crash_does_not_end_expe
     assert machine.run("systemctl show --property=Result --value trial-keeper-web") == "success\n"
 
 
-def test_an_experiment_is_a_service_whose_trial_survives_a_crash_of_the_manager(machine):
+def test_an_experiment_runs_as_a_service_and_its_trial_survives_a_crash_of_the_manager(machine):
     head = (REPOSITORY / "deploy/systemd/trial-keeper-experiment@.service").read_text()
     assert "systemctl daemon-reload && systemctl enable --now trial-keeper-experiment@" in head
     printed = as_user(machine, f"cd /var/lib/trial-keeper && {NNICTL} create config.yml --port auto")

@@ -123,7 +123,7 @@ def test_a_user_can_create_watch_stop_and_resume_an_experiment_in_a_terminal(pla
     with (place / "gate-1").open("w"):
         pass
     terminal.wait_for("trial number 1 goes on")
-    terminal.wait_for(r"\[0\]ready> $")  # the command ends with its trial
+    terminal.wait_for(r"\[0\]ready> $")  # the command exits when its trial ends
 
     terminal.type("nnictl top")
     terminal.wait_for("3 running.*6 succeeded")

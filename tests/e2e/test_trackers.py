@@ -129,7 +129,7 @@ def test_mlflow_receives_each_trial_with_its_parameters_metrics_times_and_status
     assert failed.data.tags["trial_keeper.state"] == "FAILED"
 
 
-def test_a_repeated_export_to_mlflow_adds_new_data_only(folder, mlflow_runs):
+def test_a_repeated_export_to_mlflow_adds_only_new_data(folder, mlflow_runs):
     store(folder, trial(0, SUCCEEDED, 0.9), 0.5)
     store(folder, trial(1, RUNNING), 1.0, math.nan, math.inf)
     _, first = mlflow_runs()
@@ -174,7 +174,7 @@ AGAIN = "; check the tracking URI and repeat the command, which continues"
         ("postgresql+psycopg2://ada:s3cret@127.0.0.1:9/runs", "; run `pip install psycopg2`"),
     ],
 )
-def test_an_unusable_tracking_uri_is_a_one_line_error_without_the_password(
+def test_an_unusable_tracking_uri_causes_a_one_line_error_without_the_password(
     folder, nnictl, monkeypatch, uri, remedy
 ):
     pytest.importorskip("mlflow")
@@ -357,7 +357,7 @@ def test_a_repeated_export_to_wandb_keeps_ended_runs_and_replaces_running_runs(f
     assert summary_of(second["abc11111-t1"])["state"] == "SUCCEEDED"
 
 
-def test_wandb_lists_the_exported_runs_for_its_upload(folder, offline_run, tmp_path):
+def test_wandb_sync_lists_the_exported_runs(folder, offline_run, tmp_path):
     store(folder, trial(0, SUCCEEDED, 1.0), 0.5)
     offline_run()
     program = Path(sys.executable).with_name("wandb")
@@ -372,7 +372,7 @@ def test_wandb_lists_the_exported_runs_for_its_upload(folder, offline_run, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["mlflow", "tensorboard", "wandb"])
-def test_a_missing_tracker_library_is_a_one_line_error_with_the_pip_command(
+def test_a_missing_tracker_library_causes_a_one_line_error_with_the_pip_command(
     folder, nnictl, monkeypatch, kind
 ):
     for name in [

@@ -104,7 +104,7 @@ def test_a_user_tuner_receives_its_search_space_unchanged(a_real_experiment, spa
     experiment.start()
     experiment.wait_for_status("DONE", "ERROR")
     experiment.kill_manager()
-    # The restart completes the stored state: the manager may have been killed before it stored its last state.
+    # The manager may have been killed before it stored the last state. After the restart, it stores this state.
     experiment.start()
     assert experiment.wait_for_status("DONE", "ERROR", is_stored=True)["counts"]["SUCCEEDED"] == 2
     with StoreReader(experiment.folder.database) as reader:

@@ -1,4 +1,4 @@
-"""Amounts of work that `make test` and `make e2e` do in short and `make thorough` in full."""
+"""Amounts of work in tests: short ones for `make test` and `make e2e`, full ones for `make thorough`."""
 
 import os
 from typing import TypeVar

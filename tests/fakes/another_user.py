@@ -53,7 +53,7 @@ def keepers_of_nobody(folder: Path) -> tuple[str, ...]:
 
 
 def _complaint(prefix: tuple[str, ...]) -> str:
-    """Why a keeper cannot be imported; empty if it can."""
+    """The error that prevents the import of the keeper's package; empty if the import succeeds."""
     importing = [*prefix, sys.executable, "-c", "import trial_keeper.__main__, trial_keeper.host.host"]
     done = subprocess.run(importing, capture_output=True, text=True, cwd="/", timeout=DEADLINE_S)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

@@ -79,8 +79,8 @@ class LocalServiceApart(LocalTrainingService):
     async def adopt(self, job_id):
         presence = await super().adopt(job_id)
         if presence is JobPresence.ENDED and self._was_preempted(job_id):
-            # A real cluster still has the preempted job. The service adopts it as running, and then reports its end
-            # with the reason.
+            # On a real cluster, the preempted job still exists. The service therefore adopts the job as running, and then reports
+            # its end with the reason.
             asyncio.get_running_loop().call_soon(self.on_job_ended, JobEnded(job_id, None, ""))
             return JobPresence.RUNNING
         return presence
@@ -105,7 +105,7 @@ def _leave_out(receiver, stream, offset, data, take=AttemptIngest.take):
 
 
 def _acknowledge_early(store, writes, now_s, commit=Store.commit):
-    """Planted fault: the offset is durable before the rows."""
+    """Planted fault: the store commits the new offset of a stream before the stream's rows."""
     commit(
         store,
         [replace(each, records=()) if isinstance(each, StreamWrite) else each for each in writes],

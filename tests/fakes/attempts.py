@@ -32,7 +32,7 @@ def _is_spelled(key: AttemptKey) -> bool:
 
 
 class AttemptNumbers:
-    """Maps readable ids to the keepers' real ones: number n is the n-th attempt of its task."""
+    """Maps readable ids to the generated ids of keepers: number n is the n-th attempt of its task."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -48,7 +48,9 @@ class AttemptNumbers:
         return replace(key, attempt_id=attempt_id(known.index(key.attempt_id)))
 
     def real(self, key: AttemptKey) -> AttemptKey:
-        """The key with the generated id of an attempt. If there is none yet, the readable key itself."""
+        """The key with the generated id of an attempt. If the keeper has not created the attempt yet, the readable key is
+        returned.
+        """
         if not _is_spelled(key) or self._workspace.attempt(key).path.exists():
             return key
         known, number = self._look(key), int(key.attempt_id)
@@ -78,7 +80,7 @@ class RegisteringStore(Store):
     """A store that registers the attempts of its writes. The manager registers attempts before it writes."""
 
     def commit(self, writes: Sequence[Write], now_s: float) -> Stored:
-        """Readable ids are registered under their own number."""
+        """Registers each attempt under the number in its readable id, and stores the writes."""
         keys = {write.key for write in writes if isinstance(write, StreamWrite)}
         keys |= {write.usage.key for write in writes if isinstance(write, UsageRow)}
         rows = [attempt_row(key, int(key.attempt_id)) for key in sorted(keys, key=str)]

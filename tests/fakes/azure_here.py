@@ -1,7 +1,7 @@
 """A fake Azure for file shares: logins, a vault, and the file service of one account.
 
-The real SDK uses Azure's own addresses; an HTTPS proxy leads its connections here, so the code under test is
-unchanged. The files of a share are in a folder, where clients that mount the share see them.
+The real SDK uses Azure's own addresses; an HTTPS proxy redirects its connections to this process, so the code under
+test is unchanged. The files of a share are in a folder, where clients that mount the share see them.
 
 Source: Azure Files REST API 2021-04-10 and its Shared Key authorization; Key Vault REST API 7.x; OAuth 2.0
 client credentials.
@@ -118,7 +118,7 @@ class Azure:
 
 
 class _Connection(BaseHTTPRequestHandler):
-    """A connection to the proxy. The TLS connection inside its tunnel is handled as if this process were the requested host."""
+    """A connection to the proxy. Inside the CONNECT tunnel, this process acts as the requested host and terminates TLS."""
 
     site: Azure
     protocol_version = "HTTP/1.1"
@@ -139,7 +139,10 @@ class _Connection(BaseHTTPRequestHandler):
             self.close_connection = False
             while not self.close_connection:
                 self.handle_one_request()
-        self.rfile, self.wfile = io.BytesIO(), io.BytesIO()  # the proxy connection has no further requests
+        self.rfile, self.wfile = (
+            io.BytesIO(),
+            io.BytesIO(),
+        )  # after the tunnel, the connection has no further requests
         self.close_connection = True
 
     def _serve(self):
@@ -295,7 +298,7 @@ class _Connection(BaseHTTPRequestHandler):
                 self._answer(200, **self._stamp())
         else:
             assert part == ""
-            # Until the file is filled, other clients see a file of the full size with zeros.
+            # Until the client has written the content, other clients see a file of the full size that contains zeros.
             with place.open("wb") as file:
                 file.truncate(int(self.headers["x-ms-content-length"]))
             place.chmod(0o666)
@@ -342,9 +345,7 @@ class _Connection(BaseHTTPRequestHandler):
 
 
 def write_certificate(path, hosts):
-    """A TLS context for these hosts; the certificate, which clients must trust, and its key are written to
-    the path.
-    """
+    """A TLS context for these hosts. Its certificate and key are written to the path. Clients must trust the certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "Azure of a test")])
     now = datetime.datetime.now(datetime.timezone.utc)

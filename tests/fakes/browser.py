@@ -1,4 +1,4 @@
-"""Debian's Chromium, controlled like a user would, and the errors of the page."""
+"""Debian's Chromium, controlled as by a user, and the errors of the page."""
 
 import contextlib
 import json
@@ -28,7 +28,9 @@ FLAGS = [
 WITHIN_MS = 45_000
 SCREENSHOTS = Path(os.environ.get("PAGE_SCREENSHOTS", Path(__file__).parents[2] / "build" / "screenshots"))
 
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: chromium-headless-shell)")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium is installed (Debian: chromium-headless-shell)"
+)
 expect.set_options(timeout=WITHIN_MS)
 
 
@@ -77,7 +79,7 @@ class Visit:
         self.page.locator("html[data-ready=true]").wait_for(state="attached")
 
     def see(self, name: str) -> Locator:
-        """The element of the page with this name."""
+        """The element of the page with this data-test name."""
         return self.page.locator(f'[data-test="{name}"]')
 
     def evaluate(self, expression: str) -> Any:

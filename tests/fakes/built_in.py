@@ -6,7 +6,7 @@ from nni_manager.config.algorithm import BuiltIn
 
 
 def names_in(table, is_meant=lambda declared: True):
-    """The names of a table of declarations; one without its library is skipped."""
+    """The names of a table of declarations, as test parameters. A test is skipped if the library of its name is missing."""
 
     def is_here(declared: BuiltIn) -> bool:
         return declared.need is None or declared.need.is_met

@@ -66,7 +66,8 @@ class ContainerService(TrainingService):
     async def stop(self, job_id):
         if job_id not in self._watched:
             return False
-        # `podman stop` returns when the container has exited, so it runs in the background. `_until_end` reports the end.
+        # `podman stop` returns only when the container has exited, so it runs in the background. `_until_end` reports the end of
+        # the job.
         stop = asyncio.ensure_future(
             self._run("podman", "stop", "--time", str(_STOP_GRACE_S), self.name(job_id))
         )

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for search spaces as in a file."""
+"""Hypothesis strategies that generate search spaces in the format of a search space file."""
 
 from hypothesis import strategies as st
 
@@ -10,7 +10,7 @@ widths = st.floats(1e-3, 1e6)
 
 @st.composite
 def parameters_raw(draw, depth=2):
-    """A hyper-parameter as in a search space file, of any type, with choices nested to `depth`."""
+    """A hyper-parameter of any type, in the format of a search space file. Choices are nested up to `depth` levels."""
     kind = draw(st.sampled_from(TYPES))
     if kind == "choice":
         plain = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3)

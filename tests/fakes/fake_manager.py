@@ -74,7 +74,7 @@ class _LoopThread:
         return cls._instance
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine on that loop and wait for its result."""
+        """Run the coroutine on the shared event loop and wait for its result."""
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         return future.result(DEADLINE_S)
 
@@ -188,13 +188,13 @@ class FakeManager:
         _LoopThread.get().loop.call_soon_threadsafe(self._send, None)
 
     def commit_again(self) -> None:
-        """Commit everything that has arrived, and later bytes too."""
+        """Commit all received bytes, and from now on also all bytes that arrive."""
         with self._changed:
             self.commits = True
         _LoopThread.get().loop.call_soon_threadsafe(self._commit, KEY)
 
     def wait_for(self, is_true: Callable[[], T], what: str) -> T:
-        """Wait until `is_true` returns a true value, and return that value. It is called again after each event."""
+        """Wait until `is_true` returns a true value, and return that value. `is_true` is called again after each event."""
         with self._changed:
             has_ended = self._changed.wait_for(lambda: self._unknown or is_true(), DEADLINE_S)
             if self._unknown:
@@ -499,8 +499,8 @@ class Site:
         return self.attempt(key).stream(stream).read_bytes()
 
     def gate(self, name: str) -> Path:
-        """Create a closed gate, a FIFO. A trial waits by opening it for reading; a test opens it with
-        `open_gate`.
+        """Create a closed gate, which is a FIFO. A trial waits at the gate by opening the FIFO for reading. A test opens the gate
+        with `open_gate`.
         """
         path = self.code / name
         os.mkfifo(path)

@@ -244,7 +244,7 @@ class FakePai:
         self._faults.setdefault(at, deque()).extend([how] * times)
 
     def stop_misbehaving(self, at: tuple[str, str]):
-        """Calls of this verb and path are answered normally again."""
+        """Answer calls of this verb and path normally again."""
         self._faults.pop(at, None)
 
     def wait_for_job(self, count: int = 1) -> FakeJob:

@@ -45,7 +45,7 @@ class GatedExperiment:
             (self.folder / str(number)).touch()
 
     def trials(self) -> list[dict]:
-        """The trials, as the HTTP API has them."""
+        """The trials in the format of the HTTP API."""
         return self.experiment.get("/trials")
 
     def statuses(self) -> list[str]:
@@ -57,7 +57,7 @@ class GatedExperiment:
         return self.experiment.summary()["problem"]
 
     def has_ended(self, *statuses: str) -> None:
-        """Check that the experiment ends with these statuses, and has each result once."""
+        """Wait until the experiment ends. Check that its trials have these statuses, and that each result is stored once."""
         self.experiment.wait_for_status("DONE", is_stored=True, timeout_s=DEADLINE_S)
         assert self.statuses() == [*statuses]
         for trial in self.trials():
@@ -66,5 +66,5 @@ class GatedExperiment:
             assert values(self.experiment.rows(trial["id"])) == expected
 
     def are_stored(self, count: int) -> None:
-        """Wait until so many results are stored."""
+        """Wait until at least `count` results are stored."""
         wait_until(lambda: self.experiment.row_count() >= count, "their results are stored")

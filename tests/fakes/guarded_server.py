@@ -21,7 +21,7 @@ TOKEN = "the-right-token"
 
 
 def a_session_auth():
-    """Accepts TOKEN; the folder for ended sessions does not exist."""
+    """A SessionAuth that accepts TOKEN. Its folder for ended sessions does not exist."""
     session_auth = SessionAuth(b"secret", "TESTEXPT", Path("/nonexistent/ended"))
     session_auth.token = TOKEN
     return session_auth
@@ -68,7 +68,7 @@ class Guarded:
 
     @property
     def config(self) -> uvicorn.Config:
-        """The settings of the next connections."""
+        """The server's settings; changes apply to new connections."""
         return self._server.config
 
     def close(self):

@@ -130,7 +130,7 @@ OPENING = PREFACE + frame(SETTINGS, 0, 0)
 
 
 def connected(address: str, said: bytes = b"") -> socket.socket:
-    """A connection that has sent these bytes and waits."""
+    """Open a connection and send these bytes; return the open connection."""
     host, port = address.rsplit(":", 1)
     peer = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
     if said:
@@ -139,7 +139,7 @@ def connected(address: str, said: bytes = b"") -> socket.socket:
 
 
 def is_let_go(peer: socket.socket, within_s: float = 30.0) -> bool:
-    """True if the peer closes the connection in time; its data until then is ignored."""
+    """True if the peer closes the connection in time. Data that arrives before the close is ignored."""
     peer.settimeout(within_s)
     try:
         while peer.recv(65536):

@@ -120,7 +120,7 @@ class KubeApi:
         self._faults.setdefault(at, deque()).extend([(how, retry_after)] * times)
 
     def stop_misbehaving(self, at):
-        """Calls of this verb and plural are answered normally again."""
+        """Answer calls of this verb and plural normally again."""
         self._faults.pop(at, None)
 
     def drop_watches(self):
@@ -130,7 +130,7 @@ class KubeApi:
             self.store.changed.notify_all()
 
     def forget_history(self):
-        """End all watches with 410; new ones can only start from the current version."""
+        """End all watches with 410. New watches can only start from the current version."""
         self.store.forget_history()
 
     def counted(self):
@@ -395,7 +395,7 @@ class _Answering(BaseHTTPRequestHandler):
             return
         kind = api.store.kind(group, version, plural)
         if kind is None:
-            # A real server also sends no Status object for an unknown path.
+            # Like a real server, the fake server sends no Status object for an unknown path.
             self._send_text(404, "404 page not found\n")
             return
         if not api.may(token, verb, plural):

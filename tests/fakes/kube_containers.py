@@ -20,8 +20,8 @@ class ContainerPod(Pod):
     """A pod that podman runs.
 
     `Kubelet` calls the class with (node, pod); use functools.partial for the other arguments. `accounts` maps the name of a
-    service account to a folder and to variables. The folder contains the account's login, and the variables the address of the
-    API server.
+    service account to a folder and to variables. The folder contains the account's login. The variables contain the address of
+    the API server.
     """
 
     def __init__(self, podman, node, pod, *, accounts=None):
@@ -122,7 +122,7 @@ class RealContainer:
         return self._code
 
     def send_signal(self, number):
-        # podman kill fails if the container has just ended, so its exit code is ignored.
+        # `podman kill` fails if the container has just exited, so the exit code of podman is ignored.
         subprocess.run(
             ["podman", "kill", "--signal", signal.Signals(number).name, self._name],
             env=self._podman.environ,

@@ -1,7 +1,7 @@
 """The controllers of a cluster: garbage collection, FrameworkController, and those of kube_operators.
 
-Each reacts to changes and makes one step at a time towards the desired state. So a watch receives the same
-sequence of changes as from the real ones (tests/golden/kubernetes has recordings of those).
+Each controller reacts to changes and makes one step at a time towards the desired state. A watch therefore receives the same
+sequence of changes as from the real controllers, whose changes are recorded in tests/golden/kubernetes.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _STOPPED, _OTHERS_DECIDED, _POD_GONE, _CONFIG_MAP_GONE = -210, -220, -101, -100
 
 
 class Controllers:
-    """All controllers in one thread, so that their actions have one order."""
+    """All controllers in one thread, so that they never act at the same time."""
 
     def __init__(self, store):
         self._store = store
@@ -92,8 +92,8 @@ class Controllers:
             store.change(kind, meta.get("namespace", ""), meta["name"], _without_foreground)
 
     def _completes_first(self, kind, found):
-        """True while FrameworkController still has to complete a Framework that is being deleted. The real FrameworkController is
-        faster than the garbage collector.
+        """True while FrameworkController still has to complete a Framework that is being deleted. The garbage collector waits for
+        it, because the real FrameworkController is faster than the real garbage collector.
         """
         return (
             kind == FRAMEWORKS
@@ -141,7 +141,8 @@ class Controllers:
             if store.exists(owners[0]["uid"]):
                 kind, found = store.by_uid(owners[0]["uid"])
                 continue
-            # The config map of a Framework may be deleted before its pods, so the annotation is used first.
+            # The config map of a Framework may be deleted before its pods. The annotation still names the Framework, so it takes
+            # precedence over the owner's name.
             name = meta.get("annotations", {}).get("FC_FRAMEWORK_NAME") or owners[0]["name"]
             served = store.kinds.get((FRAMEWORKS.group, FRAMEWORKS.plural))
             if served and (there := store.find(served, meta["namespace"], name)):

@@ -1,4 +1,4 @@
-"""Definitions of the operators' custom resources, with the checks of the real ones."""
+"""Definitions of the operators' custom resources, with the same validation as the real definitions."""
 
 
 def definition(group, plural, kind, *, has_status, schema=None, version="v1", scope="Namespaced"):

@@ -28,8 +28,7 @@ def serve(store):
 def _step(store, kind, found):
     """Keep `replicas` pods, as with the strategy Recreate.
 
-    There is no ReplicaSet in between, and an ended pod is replaced, because the kubelet of the tests runs each
-    container once.
+    Ended pods are replaced, because the kubelet of the tests runs each container only once. The fake creates no ReplicaSets.
     """
     meta, spec = found["metadata"], found["spec"]
     if "deletionTimestamp" in meta:

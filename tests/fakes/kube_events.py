@@ -1,4 +1,4 @@
-"""Events: what controllers, the scheduler and nodes report of an object, as `kubectl describe` shows it."""
+"""Events: what controllers, the scheduler and nodes report about an object, as `kubectl describe` shows it."""
 
 import uuid
 

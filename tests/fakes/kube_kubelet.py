@@ -31,12 +31,12 @@ _LAST_WORDS_BYTES = 2048
 
 
 def _cpus(quantity):
-    """The number of processors of a quantity such as `2` or `500m`."""
+    """The number of processors that a quantity such as `2` or `500m` denotes."""
     return int(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
 
 
 class Waiting(Exception):
-    """A container cannot start now. `reason` and `message` go into its status, `events` are reported too."""
+    """A container cannot start now. The container's status gets `reason` and `message`; `events` are also reported."""
 
     def __init__(self, reason, message, *events):
         super().__init__(message)
@@ -79,7 +79,7 @@ class Kubelet:
             pod.thread.join(DEADLINE_S)
 
     def look_again(self):
-        """Check all pods again after a change of this node or of a pod that runs here."""
+        """Check all pods again after this node, or a pod that runs on it, has changed."""
         with self._store.changed:
             self._must_look = True  # a check that runs at present would miss the notification
             self._store.changed.notify_all()
@@ -120,7 +120,7 @@ class Kubelet:
         self._store.delete(PODS, namespace, name)
 
     def preempt(self, pod):
-        """End a pod to make room for one of higher priority. Its object remains until its controller has counted it.
+        """End a pod to make room for a pod of higher priority. The pod's object remains until its controller has counted the end.
 
         Source: Kubernetes' scheduler, preemption: the condition, then the end of the pod.
         """
@@ -311,7 +311,7 @@ class Kubelet:
         return found
 
     def _azure_share(self, namespace, name, volume):
-        """The folder that `exports` contains for an Azure share, and for the account and the key in the volume's secret."""
+        """The folder in `exports` for an Azure share with the account and the key in the volume's secret."""
         failed = f'MountVolume.SetUp failed for volume "{name}" : '
         secret = self._store.find(SECRETS, namespace, volume["secretName"])
         if secret is None:
@@ -423,7 +423,7 @@ class Pod:
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def stop(self, grace_s):
-        """Send SIGTERM to the first process of each container, and SIGKILL to all after `grace_s`."""
+        """Send SIGTERM to the first process of each container. After `grace_s`, send SIGKILL to all processes."""
         with self._signals:
             self.is_stopping = True
             self._terminate(self.processes)
@@ -517,7 +517,7 @@ class Pod:
     # ---- how containers run here
 
     def _start(self, plans):
-        """Start each plan (container, folders by mount path, variables); the results have the interface of
+        """Start the container of each plan (container, folders by mount path, variables). The results have the interface of
         processes.
         """
         started = []
@@ -551,8 +551,7 @@ class Pod:
         children = []
         with contextlib.suppress(psutil.NoSuchProcess):
             children = psutil.Process(process.pid).children(recursive=True)
-        # The first process ends first, as in a real container. Otherwise the first process could report the end of a child
-        # process.
+        # The first process is killed before its child processes. Otherwise it could report the end of a child process.
         process.kill()
         for each in children:
             with contextlib.suppress(psutil.NoSuchProcess):

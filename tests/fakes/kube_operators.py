@@ -1,8 +1,8 @@
-"""Kubeflow's operators, Kubernetes' Job controller, and Kueue, as steps that follow from the current objects.
+"""Kubeflow's operators, Kubernetes' Job controller, and Kueue.
 
-Each step writes the status that follows from the pods, so a watch receives the same sequence of changes as
-from the real ones. TFJobs and PyTorchJobs follow the recordings in tests/golden/kubernetes, the others their
-documentation.
+Each step is derived from the current objects. A step writes the status that follows from the pods, so a watch receives the same
+sequence of changes as from the real controllers. TFJobs and PyTorchJobs follow the recordings in tests/golden/kubernetes. The
+other kinds follow their documentation.
 """
 
 import copy
@@ -51,7 +51,9 @@ def phases(pods):
 
 
 def condition(conditions, type_, status, reason, message):
-    """Add a condition or replace the one of its type. If nothing has changed, the old condition is kept with its times."""
+    """Add a condition, or replace the existing condition of the same type. If nothing has changed, the old condition is kept with
+    its times.
+    """
     old = next((each for each in conditions if each["type"] == type_), None)
     new = {"type": type_, "status": status, "reason": reason, "message": message}
     if old is not None and {key: old[key] for key in new} == new:
@@ -324,7 +326,7 @@ def _make_indexed_pods(store, job, pods):
 
 
 def train_job_step(store, kind, job):
-    """The nodes of a TrainJob are one Job here; the JobSet between them is left out.
+    """One Job represents all nodes of a TrainJob. The fake creates no JobSet between them.
 
     Source: Kubeflow Trainer 2.2, or 2.1 if the definition has podTemplateOverrides.
     """
@@ -370,7 +372,7 @@ def _runtime(store, job):
 
 
 def _nodes(store, kind, job, runtime):
-    """The Job of a runtime's nodes, with all changes of the TrainJob."""
+    """The Job for the nodes of a training runtime, with all changes that the TrainJob requests."""
     meta, spec = job["metadata"], job["spec"]
     (node,) = [
         each for each in runtime["spec"]["template"]["spec"]["replicatedJobs"] if each["name"] == _NODE
@@ -422,7 +424,7 @@ def _patches(store, kind, spec):
 
 
 def _queue(store, kind, job):
-    """A job with a queue is suspended at its creation and resumed when its queue admits it."""
+    """Suspend a job until its queue admits it, if the job has a queue."""
     meta, spec = job["metadata"], job["spec"]
     name = meta.get("labels", {}).get(QUEUE)
     served = store.kinds.get((LOCAL_QUEUES.group, LOCAL_QUEUES.plural))

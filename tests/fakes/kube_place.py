@@ -1,6 +1,6 @@
 """Whole experiments on Kubernetes: on the fake cluster, or on the one that TEST_KUBECONFIG names.
 
-For a real cluster, the TEST_K8S_* variables contain what a test cannot find out (CONTRIBUTING.md lists them).
+For a real cluster, the TEST_K8S_* variables contain what a test cannot determine itself (CONTRIBUTING.md lists them).
 """
 
 import contextlib

@@ -26,7 +26,7 @@ NAME = "nniexpexpttrialtrial1"
 
 
 def operator_of(kubernetes):
-    """The operator that a section names."""
+    """The operator that a configuration section names."""
     return OPERATORS.get(kubernetes.operator, FrameworkController)(kubernetes)
 
 

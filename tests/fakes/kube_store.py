@@ -133,7 +133,7 @@ def fields_match(selector, found):
 
 
 class Store:
-    """`changed` is the lock, and is notified of every change."""
+    """`changed` is a condition: its lock protects the state, and each change notifies the waiting threads."""
 
     def __init__(self):
         self.changed = threading.Condition(threading.RLock())
@@ -185,7 +185,7 @@ class Store:
             return [copy.deepcopy(each) for _, each in found if is_one(each)]
 
     def dependents(self, uid):
-        """The kinds, namespaces and names of objects that this one owns."""
+        """The kinds, namespaces and names of the objects that the object with this uid owns."""
         with self.changed:
             return sorted(self._owned.get(uid, ()), key=str)
 
@@ -235,7 +235,7 @@ class Store:
             return self._write(kind, "ADDED", None, new)
 
     def replace(self, kind, namespace, name, body, part=""):
-        """`part` "status" writes only the status."""
+        """Replace an object. If `part` is "status", only the status is replaced."""
         with self.changed:
             before = self._get(kind, namespace, name)
             given = body.get("metadata", {}).get("resourceVersion")

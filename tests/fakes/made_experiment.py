@@ -93,7 +93,7 @@ def write(folder: ExperimentFolder, *rows: Any) -> None:
 
 
 class ServedView:
-    """Serves a view of an experiment, or a scripted one, from a thread of this process."""
+    """Serves a view of an experiment, or a scripted experiment, from a thread of this process."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class ServedView:
 
     @property
     def origin(self) -> str:
-        """The start of the addresses of its pages."""
+        """The start of the URLs of the view's pages."""
         return self.process.base_url
 
     def link(self) -> str:

@@ -15,7 +15,7 @@ _OPTIONS = """-bind-to none -map-by slot
 -mca btl_tcp_if_exclude lo,docker0
 """
 TRAINING = "pytorch_synthetic_benchmark.py"
-# Horovod's benchmark needs eight GPUs. This program adds up the ranks with the same library.
+# Horovod's benchmark needs eight GPUs. This program replaces the benchmark, and adds up the ranks with the same MPI library.
 BENCHMARK = """\
 import ctypes, os, sys
 mpi = ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)

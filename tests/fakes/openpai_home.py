@@ -91,7 +91,7 @@ def jobs(nnictl, experiment_id):
 
 
 def job_states(experiment_id):
-    """The state of every job of an experiment by name, from the REST API: to poll it costs less than nnictl."""
+    """The state of every job of an experiment by name, from the REST API. Polling the API costs less than running nnictl."""
     service = daemon.running(daemon.StateFolder.of_user())
     listed = requests.get(
         f"http://{service.process.address}/rest-server/api/v2/jobs",
@@ -102,7 +102,7 @@ def job_states(experiment_id):
 
 
 def trials_here(experiment_id):
-    """The trials by the HTTP API, or from the store if no manager runs: to poll it costs less than nnictl."""
+    """The trials from the HTTP API, or from the store if no manager runs. Polling them costs less than running nnictl."""
     return resolve(experiment_id).get("/trials")
 
 

@@ -1,4 +1,4 @@
-"""What a browser measures of the page of a large experiment, and the goals."""
+"""Measurements of the page of a large experiment in a browser, and their goals."""
 
 import json
 import random
@@ -71,13 +71,15 @@ class Opened:
 
 
 def opened(person: Visit) -> Opened:
-    """How long the last page load took."""
+    """The times of the last page load."""
     usable_ms, load_ms = json.loads(person.evaluate(_USABLE))
     return Opened(usable_ms, max(usable_ms - load_ms, 0.0), load_ms)
 
 
 def transferred_bytes(person: Visit) -> int:
-    """What the page has received since it was loaded, compressed and with headers, without the library for charts."""
+    """The number of bytes that the page has received since it was loaded, compressed and with headers. The library for charts is
+    not counted.
+    """
     return int(person.evaluate(_SIZES))
 
 
@@ -87,8 +89,8 @@ def chart_is_drawn(person: Visit) -> None:
 
 
 def scroll_steps_ms(person: Visit, steps: int) -> list[float]:
-    """Times from a scroll step in the table until its rows are painted. The steps alternate between one screen further and a
-    random position.
+    """The times from a scroll step in the table until its rows are painted. The steps go one screen further and to a random
+    position in turn.
     """
     rng = random.Random(steps)
     shares = [-1 if number % 2 else rng.random() for number in range(steps)]

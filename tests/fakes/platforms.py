@@ -158,7 +158,7 @@ class Platform:
         raise NotImplementedError
 
     def left(self):
-        """What the cluster still has of jobs that should have ended."""
+        """The resources that jobs have left on the cluster although they should have ended."""
         raise NotImplementedError
 
     def is_terminal(self, job_id):
@@ -166,24 +166,24 @@ class Platform:
         raise NotImplementedError
 
     def remove(self, job_id):
-        """Another client removes the job from the cluster."""
+        """Remove the job from the cluster, as another client would."""
         raise NotImplementedError
 
     def fill_memory(self, job_id):
-        """The cluster kills the job because its memory is full."""
+        """Let the cluster kill the job because the job's memory is full."""
         self._lacks("jobs have no memory limit")
 
     def preempt(self, job_id):
-        """End the job because one of higher priority needs its place."""
+        """End the job because a job of higher priority needs its resources."""
         self._lacks("preemption")
 
     def announce_preemption(self, job_id):
-        """Report that the job will end because one of higher priority needs its place."""
+        """Report that the job will end because a job of higher priority needs its resources."""
         self._lacks("preemption")
 
     def needs_a_server_that_stops(self):
-        """Skip a test whose platform cannot stop the server. The skip comes before the test starts processes, which would outlive
-        the test.
+        """Skip the test if its platform cannot stop the server. The test calls this before it starts processes, because a later
+        skip would leave them running.
         """
         if type(self).stop_server is Platform.stop_server:
             self.stop_server()
@@ -199,10 +199,10 @@ class Platform:
         self._lacks("there is no fake server")
 
     def answer_submissions_well(self):
-        """Submissions of jobs are accepted again."""
+        """Accept submissions of jobs again."""
 
     def submissions(self, resource):
-        """How many submissions the server has received."""
+        """The number of submissions that the server has received."""
         raise NotImplementedError
 
     async def create_job_of_others(self):
@@ -220,7 +220,7 @@ class Platform:
         raise NotImplementedError
 
     def delay_details(self):
-        """The cluster's details of failed containers arrive later than the end of the job."""
+        """Let the cluster report the details of a failed container only after the end of the job."""
 
     # ---- whole experiments
 
@@ -588,7 +588,7 @@ class OnKubernetes(Platform):
                 if "-ps-" not in pod["metadata"]["name"] and pod["status"]["phase"] == "Running"
             ]
 
-        # The job may have started because of another pod, so the wait is for the pod of a worker.
+        # The job may have started because of another pod, so the test waits for the pod of a worker.
         (pod, *_) = wait_until(running, "the pod of a worker runs")
         self.cluster.node.kill("default", pod, "OOMKilled")
 
@@ -688,7 +688,9 @@ exec {sbatch} "$@"
 
 
 class OnSlurm(Platform):
-    """A real Slurm of two nodes on this machine. Its sbatch can refuse jobs in the words of a busy or limited controller."""
+    """A real Slurm of two nodes on this machine. Its sbatch can refuse jobs with the error messages of a busy or limited
+    controller.
+    """
 
     failure = "Slurm reports job 1 (nni-EXPT-trial1): FAILED, exit code 105"
     stopped = (9, ExitReason.KEEPER_LOST)
@@ -776,7 +778,7 @@ class OnSlurm(Platform):
 
 
 class OnSlurmOverSsh(OnSlurm):
-    """The same cluster, but only a login node with a real sshd has Slurm's commands."""
+    """The Slurm cluster of `OnSlurm`. Slurm's commands are available only on a login node with a real sshd."""
 
     def __init__(self, name, folder, monkeypatch):
         outside = os.environ["PATH"]
@@ -874,7 +876,7 @@ PLATFORMS = {
 
 @contextlib.contextmanager
 def a_platform(name, folder, monkeypatch):
-    """The platform of this name. Its jobs find the keeper on the path."""
+    """The platform of this name. Its jobs find the keeper on PATH."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     with contextlib.closing(PLATFORMS[name](name, folder, monkeypatch)) as platform:
         yield platform

@@ -1,4 +1,4 @@
-"""Lists the public names of the package nni in this Python, by module. It imports nothing else of these tests."""
+"""Lists the public names of the package nni in this Python, by module. The script uses no other module of these tests."""
 
 import importlib
 import json

@@ -10,7 +10,7 @@ import pytest
 
 
 def python_of(version):
-    """The path of a Python such as 3.9, or None."""
+    """The path of the Python of a version such as 3.9; None if this machine has none."""
     pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"), reverse=True)
     for path in (*map(str, pyenv), shutil.which(f"python{version}")):
         if path and not subprocess.run([path, "-c", "pass"], capture_output=True).returncode:
@@ -23,7 +23,7 @@ FRAMEWORKS_PYTHON = Path(sys.prefix, "frameworks/bin/python")
 
 
 def python_with(framework):
-    """A Python that has a framework. Skips the test where none has it."""
+    """A Python that has this framework. Skips the test if neither the running Python nor that of `make frameworks` has it."""
     if importlib.util.find_spec(framework):
         return sys.executable
     if FRAMEWORKS_PYTHON.exists():

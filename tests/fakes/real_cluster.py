@@ -53,19 +53,19 @@ async def running(cluster_settings):
 
 
 async def over(cluster, name="job", user="alice"):
-    """The job's detail after its end."""
+    """Wait until the job has ended; return its detail."""
     while (detail := await cluster.read(JobStore.detail, user, name)).job.completed_at_s is None:
         await asyncio.sleep(0.01)
     return detail
 
 
 async def run(cluster, text, user="alice"):
-    """Submit a job; return its detail after its end."""
+    """Submit a job and wait until it has ended; return its detail."""
     return await over(cluster, await cluster.submit(user, text), user)
 
 
 async def summary(cluster, name="job", user="alice"):
-    """The job as it is listed."""
+    """The job's entry in the list of jobs."""
     return await cluster.read(JobStore.summary, user, name)
 
 

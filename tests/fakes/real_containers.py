@@ -87,7 +87,7 @@ class Podman:
         self.environ = {
             **os.environ,
             **{name: str(file) for name, (file, _) in settings.items()},
-            "BUILDAH_LAYERS": "false",  # one layer per line of the Dockerfile would cost time and would never be reused
+            "BUILDAH_LAYERS": "false",  # separate layers per line of the Dockerfile would cost time and would never be reused
             "PYTHON": sys.executable,
         }
 
@@ -257,15 +257,15 @@ class Container:
 
     @property
     def pid(self) -> int:
-        """The pid of its first process on this machine."""
+        """The pid, on this machine, of the container's first process."""
         return int(self._podman.run("podman", "inspect", "--format", "{{.State.Pid}}", self.name))
 
     def stop(self, grace_s: int) -> None:
-        """Send SIGTERM to the first process, and SIGKILL to all after `grace_s`."""
+        """Send SIGTERM to the container's first process. After `grace_s`, send SIGKILL to all processes of the container."""
         self._podman.run("podman", "stop", "--time", str(grace_s), self.name)
 
     def signal(self, name: str) -> None:
-        """Send a signal to its first process."""
+        """Send a signal to the container's first process."""
         self._podman.run("podman", "kill", "--signal", name, self.name)
 
     def remove(self) -> None:

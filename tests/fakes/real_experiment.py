@@ -42,7 +42,9 @@ _RETRY_DELAY_S = 0.05
 def wait_until(
     is_true: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S, every_s: float = _RETRY_DELAY_S
 ) -> Any:
-    """Poll `is_true` until it returns a true value, and return that value. Other processes send no event to wait for."""
+    """Poll `is_true` until it returns a true value, and return that value. Polling is necessary, because other processes send no
+    events to the test.
+    """
     deadline_s = time.monotonic() + timeout_s
     never = threading.Event()
     while not (result := is_true()):
@@ -109,7 +111,7 @@ class RealExperiment:
         experiment_id: str = "TESTEXPT",
         **config: Any,
     ) -> None:
-        """`train` is the training script, `files` are stored beside it; `config` overrides keys of the
+        """`train` is the training script. `files` are stored in the folder of the script. `config` overrides keys of the
         experiment file.
         """
         self.code = folder / "code"
@@ -217,9 +219,10 @@ class RealExperiment:
         every_s: float = _RETRY_DELAY_S,
         is_stored: bool = False,
     ) -> dict[str, Any]:
-        """Wait for a state of the experiment; return the summary. `is_stored`: wait until the store has this state, too.
+        """Wait for a state of the experiment; return the summary.
 
-        The manager shows a state before the transaction with it is durable.
+        If `is_stored`, also wait until the store has this state. The manager may show a state before it has committed the
+        transaction with this state.
         """
         summary = wait_until(
             lambda: (seen := self.summary())["status"] in statuses and seen,
@@ -248,7 +251,7 @@ class RealExperiment:
             return len(reader.metrics())
 
     def keeper_pids(self) -> list[int]:
-        """The pids of all jobs, running or not."""
+        """The pids of all keepers, running or not."""
         pids = []
         for entry in self.folder.jobs.glob("*.json"):
             with contextlib.suppress(ValueError):  # a test has truncated the file
@@ -256,7 +259,7 @@ class RealExperiment:
         return pids
 
     def stream(self, trial_id: str, stream: Stream, attempt: int = 0) -> Path:
-        """The file that a trial wrote."""
+        """The file of this stream that an attempt of the trial wrote."""
         key = AttemptKey(trial_id, attempt_id(attempt), "main-0")
         return AttemptNumbers(self.folder.workspace).folder(key).stream(stream)
 

@@ -38,7 +38,7 @@ def unpack(archive, folder):
 
 
 def move_to(monkeypatch, path):
-    """Switch to another machine: an empty home."""
+    """Simulate a move to another machine: set an empty folder as the home."""
     monkeypatch.setenv("HOME", str(path))
     monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
     path.mkdir(exist_ok=True)
@@ -90,7 +90,7 @@ def save_an_experiment(here, *options, metadata=None, state=ExperimentState.DONE
 
 
 def repacked(path, change=None, add=()):
-    """A copy of the archive with added members. `change` is a function of a database connection that modifies the archive's
+    """A copy of the archive with added members. `change` receives a connection to the archive's database and modifies the
     database.
     """
     new = path.with_name("y.tar.gz")

@@ -111,13 +111,13 @@ class SimulatedSearch:
         return effects
 
     def suggest(self) -> str:
-        """The tuner answers its oldest request with parameters; returns the trial id."""
+        """Let the tuner answer its oldest request with parameters; return the trial id."""
         sequence_id = self.requests.pop(0)
         self.handle(ParametersSuggested(f"t{sequence_id}", sequence_id, {"lr": 0.1}, {}, 10.0))
         return f"t{sequence_id}"
 
     def decline(self, index: int = 0) -> None:
-        """The tuner is not ready to answer a request."""
+        """Let the tuner reply to a request that it is not ready to suggest parameters."""
         self.handle(TunerNotReady(self.requests.pop(index % len(self.requests))))
 
     def propose(self, trial_id: str) -> Trial:

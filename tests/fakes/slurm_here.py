@@ -1,4 +1,4 @@
-"""A real Slurm cluster of two nodes on this machine, with its own munge; nothing of the system's is used.
+"""A real Slurm cluster of two nodes on this machine, with its own munge. It does not use the system's daemons or configuration.
 
 Source: Slurm 22.05 of Debian 12; slurm.conf(5).
 """
@@ -86,7 +86,7 @@ class SlurmHere:
             f"--{name}={munge / name.removesuffix('-file')}"
             for name in ("key-file", "socket", "pid-file", "log-file", "seed-file")
         ]
-        # The socket is below the folder of a test, which other users cannot enter; munged must be forced to use it.
+        # The socket is below the folder of a test, which other users cannot enter. munged uses such a socket only with `--force`.
         self._spawn("munged", "--foreground", "--force", "--num-threads=10", *files)
         wait_until((munge / "socket").exists, "munged listens")
         self.start_controller()
@@ -104,7 +104,7 @@ class SlurmHere:
         self._end("slurmctld", number)
 
     def save_state(self) -> None:
-        """Wait until slurmctld has written the present jobs to its disk, which it does every few seconds."""
+        """Wait until slurmctld has written the present jobs to its disk. It writes its state every few seconds."""
 
         def stamp() -> int:
             with contextlib.suppress(FileNotFoundError):
@@ -143,7 +143,7 @@ class SlurmHere:
         return [name for name in lines if name.startswith("nni-")]
 
     def submit(self, command: str, *options: str) -> str:
-        """Submit a job of somebody else; returns its id."""
+        """Submit a job that belongs to no experiment; return its id."""
         return self.run("sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={command}")
 
     def experiment_keys(self, *, reuse: bool = False, **section: object) -> dict[str, object]:

@@ -17,7 +17,7 @@ NOBODY = 65534
 class _Connection(HTTPConnection):
     def connect(self) -> None:
         super().connect()
-        # From now on, the kernel lists this user as the owner of the connection.
+        # From now on, the kernel reports user nobody as the owner of the connection.
         os.fchown(self.sock.fileno(), NOBODY, -1)
 
 

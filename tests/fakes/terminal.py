@@ -64,7 +64,7 @@ class Terminal:
         os.write(self._main, f"{command}\n".encode())
 
     def press(self, key: bytes) -> tuple[int, str]:
-        """Press a key that ends the running program; return its exit code and its output since."""
+        """Press a key that ends the running program. Return the program's exit code and its output after the key."""
         os.write(self._main, key)
         return self._until_prompt()
 

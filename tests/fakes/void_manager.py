@@ -1,4 +1,4 @@
-"""A manager process whose training service runs no job; a test plays its keepers."""
+"""A manager process whose training service runs no jobs. A test simulates the keepers."""
 
 import asyncio
 import sys

@@ -26,7 +26,7 @@ class Webhook(http.server.ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address, with a path that is a secret as at other services."""
+        """The address. Its path is a secret, as with the webhooks of other services."""
         return f"http://127.0.0.1:{self.server_address[1]}/secret-path"
 
     def next(self) -> Any:

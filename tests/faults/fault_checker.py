@@ -25,7 +25,7 @@ from trial_keeper.wire.workspace import Workspace
 
 TASK = "main-0"
 BEGUN, MADE, REFUSED, ENDED, GAVE_UP = "?", "+", "-", "end", "gave up"
-# Each run of a command reports numbers of its own range, so that rows of two runs can be distinguished.
+# Each run of a command reports numbers from its own range, so that a row shows which run reported it.
 RUN_STRIDE = 10_000
 # A trial that cannot start or run because of a storage fault has one of these exit reasons.
 _STORAGE_REASONS = (ExitReason.MOUNT, ExitReason.COULD_NOT_START, ExitReason.NONZERO_EXIT)

@@ -37,7 +37,7 @@ class Holds:
         return self._arrival(trial_id, place).exists()
 
     def release(self, trial_id: str) -> None:
-        """Let the trial continue. Without this, the trial's next attempt would wait too."""
+        """Let the trial continue. Unless it is released, the trial's next attempt waits too."""
         (self.folder / trial_id).unlink(missing_ok=True)
 
     def _arrival(self, trial_id: str, place: str) -> Path:

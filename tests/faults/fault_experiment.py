@@ -73,8 +73,8 @@ _MANAGER_LEAVES_KINDS = STOPS | {
 }
 # These functions attack the attempts of a trial as another user.
 _PUT = {Kind.ATTEMPT_FORGED: forge_attempts, Kind.SPECIAL_FILES: put_special_files}
-# This script makes the same call as `nnictl stop`. It only prints an error, because a fault may keep the stop from recording all
-# states.
+# This script makes the same call as `nnictl stop`. It prints an error and does not fail, because a fault may prevent the stop
+# from recording all states.
 _STOP = """
 import sys
 from pathlib import Path
@@ -229,7 +229,8 @@ class Experiment:
                 stderr=log,
                 env=site.environ | clock | apart.to_environ(),
                 start_new_session=True,
-                # The jobs inherit umask 0. Then only the mode with which each file is created prevents writes by other users.
+                # The jobs inherit umask 0. The mode with which each file is created is then the only protection against writes by
+                # other users.
                 umask=0 if Kind.METRICS_APPENDED in self.plan.kinds else -1,
             )
         manager = self.manager
@@ -331,7 +332,7 @@ class Experiment:
             self.hit.append(fault)
 
     def _do(self, fault: Fault) -> str:
-        """Start a fault; return why it affected nothing, or an empty text."""
+        """Start a fault; return the reason if it affected nothing, or else an empty text."""
         if fault.kind in STOPS:
             if not self.resume():
                 return "none ran"
@@ -356,7 +357,7 @@ class Experiment:
             case _ if fault.kind in _PROCESSES:
                 return self._hit_process(fault)
             case _:
-                # Between two trials there may be no connected keeper for a short time, so the fault is tried repeatedly.
+                # For a short time between two trials, no keeper may be connected, so the start of the fault is retried.
                 try:
                     wait_until(lambda: self.site.begin(fault), "the fault affects something", _RUNS_TIMEOUT_S)
                 except TimeoutError:
@@ -365,7 +366,7 @@ class Experiment:
                 return ""
 
     def _hit_manager(self, fault: Fault) -> str:
-        # The manager may have failed to restart after the last fault because of a full disk.
+        # After the last fault, the manager may have failed to restart because of a full disk.
         if not self.resume():
             return "none ran"
         assert self.manager is not None
@@ -567,7 +568,7 @@ class Experiment:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         if is_under_way:
-            # No manager can start before these disk faults are healed, and the plan heals them later.
+            # No manager can start during these disk faults, and the plan would end them only later.
             for fault_of_disk in [each for each in self.hit if each.kind in _KEEPS_MANAGERS_OUT]:
                 self._heal_site(fault_of_disk)
             wait_until(self.resume, "a manager runs after the stop", DONE_TIMEOUT_S)
@@ -660,7 +661,7 @@ class Experiment:
         self, find: Callable[[str], list[tuple[str, psutil.Process]]]
     ) -> list[tuple[str, psutil.Process]]:
         with contextlib.suppress(TimeoutError):
-            # There may be no such process between two trials.
+            # Between two trials, there may be no matching process for a short time.
             wait_until(lambda: find(self.site.name), "a process runs", _RUNS_TIMEOUT_S)
         return find(self.site.name)
 

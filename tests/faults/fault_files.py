@@ -1,4 +1,4 @@
-"""Faults of files that manager and keepers rely on: a removed or forged attempt, or a truncated state file."""
+"""Faults in files that the manager and the keepers need: an attempt is removed or forged, or a state file is truncated."""
 
 import contextlib
 import fcntl
@@ -36,7 +36,7 @@ def remove_attempt(storage: Workspace, trial_id: str, attempt: str, aside: Path)
     `aside`: an unused path on the same file system.
     """
     try:
-        # The folder is renamed before its removal, because a process could create deleted files again.
+        # Rename the folder before its removal. Otherwise a process that still writes could create deleted files again.
         (storage.trial(trial_id).attempts / attempt).rename(aside)
     except FileNotFoundError:
         return False
@@ -50,14 +50,14 @@ def forge_attempts(storage: Workspace, trial_id: str) -> str:
     If this process is root, it writes them as another user.
 
     Returns:
-        The reason why the file system refused; empty if it did not.
+        The file system's reason for a refusal; empty without a refusal.
     """
     return _in_attempts(storage, trial_id, lambda attempts: forge(attempts, storage.root.name, trial_id))
 
 
 def _in_attempts(storage: Workspace, trial_id: str, attack: Callable[[int], None]) -> str:
-    """Make a trial's folder of attempts world-writable, and call `attack` with a descriptor of it. If this process is root, it
-    attacks as another user. Return the reason of a refusal, or else an empty text.
+    """Make the attempts folder of a trial world-writable, and call `attack` with a descriptor of this folder. If this process is
+    root, `attack` runs as another user. Return the file system's reason for a refusal, or an empty text.
     """
     try:
         attempts = os.open(storage.trial(trial_id).attempts, os.O_DIRECTORY)
@@ -78,8 +78,7 @@ def _in_attempts(storage: Workspace, trial_id: str, attack: Callable[[int], None
 def forge(attempts: int, experiment_id: str, trial_id: str) -> None:
     """Write two forged attempts of a trial as the current user.
 
-    `attempts`: a descriptor of the trial's folder of attempts. Everything except the signature resembles the files of a real
-    keeper.
+    `attempts`: a descriptor of the trial's attempts folder. Except for the signature, the files resemble those of a real keeper.
 
     Raises:
         OSError: the file system refuses.
@@ -89,17 +88,17 @@ def forge(attempts: int, experiment_id: str, trial_id: str) -> None:
 
 
 def put_special_files(storage: Workspace, trial_id: str) -> str:
-    """Add attempts whose attempt.json is a special file to a trial's folder of attempts: see `special_files`.
+    """Add attempts to a trial's attempts folder. The attempt.json of each is a special file: see `special_files`.
 
     Returns:
-        The reason why the file system refused; empty if it did not.
+        The file system's reason for a refusal; empty without a refusal.
     """
     return _in_attempts(storage, trial_id, partial(special_files, kinds=SPECIAL))
 
 
 def append_to_metrics(storage: Workspace, trial_id: str, attempt: str) -> str:
-    """Append a result to the metrics of a running attempt as another user. Return why the file system refused; empty if it
-    did not.
+    """As another user, append a result to the metrics of a running attempt. Return the file system's reason for a refusal; empty
+    without a refusal.
     """
     metrics = AttemptFolder(Path(attempt) / TASK).stream(Stream.METRICS)
 
@@ -136,8 +135,8 @@ def special_files(attempts: int, kinds: Sequence[str]) -> None:
                 if kind == "sparse":
                     os.close(descriptor)
                     continue
-                # The descriptor stays open, because a lease ends with its descriptor. The kernel sends SIGIO when another process
-                # opens the file.
+                # The descriptor stays open, because the kernel releases the file lease when it is closed. The kernel sends SIGIO
+                # when another process opens the file.
                 signal.signal(signal.SIGIO, signal.SIG_IGN)
                 with contextlib.suppress(OSError):  # some file systems have no leases
                     fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -166,7 +165,7 @@ def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
         **key,
         "reason": ExitReason.SUCCEEDED.value,
         "exit_code": 0,
-        # This start is later than that of any real attempt, so the forged attempt claims to be the newest.
+        # This start time is later than that of any real attempt, so the forged attempt appears to be the newest.
         "started_at_s": now_s + 3600,
         "ended_at_s": now_s + 3601,
         "final_sizes": {"metrics": len(metrics)},
@@ -176,7 +175,7 @@ def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
     files = {
         folder.path / "attempt.json": json.dumps(begun | _SIGNATURE).encode(),
         folder.stream(Stream.METRICS): metrics,
-        # The exit record is written last, because a reader that finds it reads all files.
+        # The exit record is written last, because a reader that finds the exit record reads all other files too.
         folder.exit_json: json.dumps(ended | _SIGNATURE).encode(),
     }
     for made in (folder.path.parent, folder.path, folder.stream(Stream.METRICS).parent):

@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Need(Enum):
-    """The capability of the machine that a fault needs, as shown in reports."""
+    """What a machine must have for a fault, in the words of the reports."""
 
     ROOT = "root"
     NETWORKS = "network namespaces and iptables"
@@ -182,7 +182,7 @@ class Plan:
 
     @property
     def saves_checkpoints(self) -> bool:
-        """Whether trials save checkpoints. Such trials are retried after their keeper was killed."""
+        """Whether trials save checkpoints. Such trials are retried when their keeper is killed."""
         return bool(self.kinds & {*IN_CHECKPOINTS, Kind.JOB_PREEMPTED})
 
     @property
@@ -226,9 +226,9 @@ def plan_of(
     missing: frozenset[Need] = frozenset(),
     kinds: Sequence[Kind] = tuple(Kind),
 ) -> Plan:
-    """The plan of a seed on a machine that lacks some capabilities. The other faults of the plan stay the same.
+    """The plan of a seed, without the faults that need a missing capability.
 
-    `missing`: the capabilities that the machine lacks. `kinds`: the kinds to draw from.
+    All other faults stay the same. `missing`: the capabilities that the machine lacks. `kinds`: the kinds to draw from.
     """
     dice = random.Random(seed)
     first = 2 * (seed - 1)

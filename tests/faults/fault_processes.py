@@ -1,4 +1,4 @@
-"""The processes of one site that faults may affect."""
+"""Find those processes of a site that faults may affect."""
 
 import contextlib
 import os

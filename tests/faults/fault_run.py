@@ -184,7 +184,9 @@ def main() -> int:
     parser.add_argument("--short", action="store_true")
     arguments = parser.parse_args()
     kinds = kinds_named(arguments.kinds) if arguments.kinds else tuple(Kind)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raises SystemExit, so that cleanup code runs
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # sys.exit raises SystemExit, so cleanup code runs on SIGTERM
     seeds = [arguments.seed] if arguments.seed is not None else range(1, arguments.seeds + 1)
     outcomes = []
     for seed in seeds:

@@ -1,7 +1,7 @@
 """The environment of a run: two networks, two disks, two views of one storage, two clocks.
 
-All resources are named after the run. A janitor process removes them at the end of the run, even if the run is killed. It waits
-for the end of a pipe whose write end only the run has open.
+All resources are named after the run. A janitor process removes them at the end of the run, even if the run is killed. The
+janitor waits for EOF on a pipe. Only the run has the write end of this pipe open.
 """
 
 import contextlib
@@ -123,7 +123,7 @@ def _try_fuse() -> None:
 
 
 def _inside(network: str) -> tuple[str, ...]:
-    # `ip netns exec` is not used, because it would also create a mount namespace, and new mounts must be visible everywhere.
+    # Do not use `ip netns exec`: it also creates a mount namespace, but every process must see new mounts.
     return ("nsenter", f"--net=/run/netns/{network}")
 
 
@@ -169,7 +169,7 @@ def _killed(name: str) -> list[psutil.Process]:
 
 
 class Janitor:
-    """Cleans up after a run, also if the suite's process is killed."""
+    """Cleans up after a run, even if the process of the suite is killed."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._process = subprocess.Popen(

@@ -4,8 +4,8 @@ In some runs the trials save checkpoints. A checkpoint contains all values up to
 attempt starts with these values.
 """
 
-# Trials with an odd sequence id exit when a report is refused, like most training code. The other trials repeat the report and
-# succeed. In each group of four trials, the first two call `should_stop()`, and end with a result if it returns True.
+# If the SDK raises MetricNotWritten, trials with an odd sequence id exit, like most training code. The other trials repeat the
+# report and succeed. In each group of four trials, the first two call `should_stop()`. They end with a result if it returns True.
 TRAIN = """
 import json, os, sys, time
 import nni_sdk as nni

@@ -1,6 +1,6 @@
 """Flood the keepers' port as another user, until this process is killed: python flooder.py PORT.
 
-It prints the number of opened connections after every hundredth.
+After every hundred connections, print the number of connections opened so far.
 """
 
 import collections

@@ -28,8 +28,8 @@ _LOOK_INTERVAL_S = 0.002
 _STATES_INTERVAL_S = 0.01
 
 # Each trial starts three helper processes that can be found only by session or by ancestor. One has an empty environment, one has
-# its own session, and one has both properties. The helpers write to a descriptor and wait on a pipe that is never closed. A trial
-# whose keeper will be killed does not exit by itself, because the third helper can be found only while its parent lives.
+# its own session, and one has both properties. Their stdin is a pipe that is never closed. If a keeper will be killed, its trial
+# does not exit by itself. The third helper can be found only while its parent lives.
 TRAIN = """
 import os, subprocess, time
 import nni_sdk as nni
@@ -61,7 +61,7 @@ while not (os.path.exists({ledgers!r} + "/../" + os.environ["NNI_TRIAL_JOB_ID"])
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What a trial's processes have recorded."""
+    """What the processes of one trial have recorded in its ledger."""
 
     made: list[int]
     """The values of the reports whose calls returned."""
@@ -139,8 +139,8 @@ class KeeperKiller:
             for _ in range(exempt_sessions):
                 (self._ledgers.parent / self._next_trial(deadline_s)).touch()
             trial_id = self._next_trial(deadline_s)
-            # Half of the kills wait for the command. On a busy machine all keepers would otherwise be killed before the command
-            # starts.
+            # For half of the kills, wait until the command has started. On a busy machine, all keepers would otherwise be killed
+            # before that.
             if self._draw.random() < 0.5:
                 wait_until(
                     (self._ledgers / trial_id).exists, "the command has started", 120, _LOOK_INTERVAL_S
@@ -156,7 +156,7 @@ class KeeperKiller:
     def _next_trial(self, deadline_s: float) -> str:
         """Wait for a trial whose keeper has just claimed it and is about to start the command.
 
-        A keeper that is killed before it has written attempt.json has started nothing. The next job would run the trial.
+        A keeper claims a trial when it writes attempt.json. If it is killed earlier, the next job runs the trial.
         """
         trials = self._experiment.folder.workspace.trials
         while True:
@@ -196,7 +196,7 @@ class KeeperKiller:
         for path in self._ledgers.iterdir():
             ledger, stored = Ledger.read(path), values(self._experiment.rows(path.name))
             verdict.reports += len(ledger.made)
-            # The last report may be stored although its call did not return.
+            # The last report may be stored although the call that reported it did not return.
             if stored[: len(ledger.made)] != ledger.made or len(stored) > len(ledger.made) + 1:
                 verdict.lost += len(set(ledger.made) - set(stored))
                 verdict.wrong.append(f"trial {path.name} reported {ledger.made}, stored are {stored}")

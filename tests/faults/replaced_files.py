@@ -35,8 +35,8 @@ FORMS = (remove, make_a_folder, make_a_pipe, link_to_zeros, make_unreadable)
 
 
 def in_groups(names, number):
-    """Distribute the names to this number of groups. Adjacent names belong to one attempt or one database, so they go to
-    different groups.
+    """Distribute the names to `number` groups. Adjacent names go to different groups, because they belong to one attempt or one
+    database.
     """
     return [list(names)[first::number] for first in range(number)]
 
@@ -72,7 +72,7 @@ def resume_and_restore(resume, root, whole, names):
 
 
 def _found_in(message, texts):
-    """The keys whose text occurs in the message. A part of a longer file name does not count."""
+    """The keys whose text occurs in the message. An occurrence inside a longer file name does not count."""
     return [
         key for key, text in texts.items() if re.search(rf"(?<![\w.-]){re.escape(text)}(?![\w-])", message)
     ]

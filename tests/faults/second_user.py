@@ -13,8 +13,8 @@ from real_experiment import wait_until
 
 @contextlib.contextmanager
 def a_forger(workspace: Path, *options: str) -> Iterator[Callable[[], list[str]]]:
-    """Run a process that forges attempts. Yield a function for its printed lines: the trials with forged attempts, or the
-    refusal.
+    """Run a process that forges attempts. Yield a function that returns its printed lines: the trials with forged attempts, or
+    the refusal.
     """
     with _a_process("forger.py", str(workspace), *options) as printed:
         wait_until(printed, "the forger is ready")
@@ -23,7 +23,9 @@ def a_forger(workspace: Path, *options: str) -> Iterator[Callable[[], list[str]]
 
 @contextlib.contextmanager
 def an_attacker(workspace: Path, gates: Path) -> Iterator[Callable[[], list[str]]]:
-    """Run a process that attacks the trials of a workspace, see storage_attacker.py. Yield a function for its printed lines."""
+    """Run a process that attacks the trials of a workspace, see storage_attacker.py. Yield a function that returns its printed
+    lines.
+    """
     with _a_process("storage_attacker.py", str(workspace), str(gates)) as printed:
         wait_until(printed, "the attacker is ready")
         yield lambda: printed()[1:]
@@ -31,8 +33,8 @@ def an_attacker(workspace: Path, gates: Path) -> Iterator[Callable[[], list[str]
 
 @contextlib.contextmanager
 def a_flood(port: int) -> Iterator[Callable[[], int]]:
-    """Open many unauthenticated connections to this port and replace them repeatedly. Yield a function for the number opened,
-    in hundreds.
+    """Open many unauthenticated connections to this port and replace them repeatedly. Yield a function that returns the number of
+    opened connections, in hundreds.
     """
     with _a_process("flooder.py", str(port)) as printed:
         yield lambda: int((printed() or ["0"])[-1])

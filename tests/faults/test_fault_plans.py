@@ -67,10 +67,12 @@ UNNAMED = (
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
-def test_the_checker_detects_a_fault_planted_in_the_manager(tmp_path, monkeypatch, planted, faults, seen):
+def test_the_checker_detects_a_defect_that_the_test_adds_to_the_manager(
+    tmp_path, monkeypatch, planted, faults, seen
+):
     if planted == "accepts early marks":
         ((module, name, fault),) = PLANTED[planted]
-        # The checker uses this function of the product too, so the fault is also planted in the process of the test.
+        # The checker also calls this function of the manager, so the test replaces it in its own process too.
         monkeypatch.setattr(module, name, fault)
     # The long form is used, so that the trials still report when the faults start.
     plan = dataclasses.replace(plan_of(2, is_short=False), faults=faults, left_out=())
@@ -169,7 +171,7 @@ def test_the_forge_attempts_fault_creates_attempts_of_another_user_with_a_result
     ("pick", "left", "done"),
     [(0.0, b"", "emptied"), (0.26, b'{"pi', "cut in half"), (0.99, b'{"addr', "cut in half")],
 )
-def test_the_tear_fault_empties_or_halves_one_state_file(a_trial_folder, pick, left, done):
+def test_the_fault_that_tears_files_empties_or_halves_one_state_file(a_trial_folder, pick, left, done):
     folder, _ = a_trial_folder
     (folder.jobs / "job1.json").write_bytes(b'{"pid":1}')
     folder.workspace.manager_json.write_bytes(b'{"addresses"}')
@@ -261,7 +263,7 @@ def a_trial(state, reason, exit_code):
         ),
     ],
 )
-def test_the_checker_accepts_an_unexpected_trial_state_only_if_the_faults_explain_the_state(
+def test_the_checker_accepts_an_unexpected_trial_state_only_if_injected_faults_explain_it(
     tmp_path, state, reason, exit_code, ledger, harm, is_true
 ):
     wrong = state_that_is_false(a_trial(state, reason, exit_code), a_ledger(tmp_path, *ledger), harm)
@@ -272,8 +274,8 @@ KILLED = Harm(trials_killed={"trial1"}, keepers_killed={"job1"}, max_retries=3)
 KEEPER_KILLED = dataclasses.replace(KILLED, trials_killed=())
 UNWRITABLE = "cannot write to the workspace: No space left on device"
 AWAY = Harm(storage_failed=True, manager_was_away=True)
-# Each entry has a trial state that the faults explain. It also lists changes; after each of them, the checker must report an
-# error.
+# Each entry describes a trial state that the faults explain, and a list of changes. After each change, the faults no longer
+# explain the state, and the checker must report an error.
 EXCEPTIONS = {
     "a signal to a trial whose keeper was killed too has any exit code": (
         {"reason": ExitReason.SIGNAL, "exit_code": 143, "harm": KILLED},
@@ -346,8 +348,8 @@ NO_HARM, REMOVED = Harm(), Harm(attempts_removed={"trial1"})
 
 @pytest.fixture
 def a_run(tmp_path):
-    """Check a run of one trial that reported 0, 1 and finally 2, and printed one line. Returns a function that applies
-    `changes` and returns the errors of the checker.
+    """Return a function that applies `changes` to a correct run, checks the run, and returns the errors of the checker. The run
+    has one trial, which reported 0, 1 and finally 2, and printed one line.
     """
 
     def wrong_in(
@@ -380,7 +382,7 @@ def a_run(tmp_path):
             encode(0, trial.trial_id, "FINAL" if value == final_at else "PERIODICAL", value, value)
             for value in reported
         )
-        # The manager has not stored the `unstored` records, which are complete and at the end of the file.
+        # `unstored`: the number of complete records at the end of the file that the manager has not stored.
         more = encode(0, trial.trial_id, "PERIODICAL", 3, 3) * unstored
         written = {Stream.METRICS: metrics + more + torn, Stream.STDOUT: b"a line\n"}
         for stream, content in written.items():
@@ -459,7 +461,7 @@ def test_the_checker_accepts_stored_data_that_differs_because_of_an_injected_fau
         ),
         ({"failed_saves": 1, "harm": Harm(max_retries=3)}, "it could not save 1 checkpoints"),
         ({"unstored": 1}, "bytes of its metrics are durable, and the file has"),
-        # A trial whose command did not finish may be cancelled, but it cannot have succeeded.
+        # The command of this trial did not finish. Its state may be canceled, but never succeeded.
         ({"state": TrialState.SUCCEEDED, "has_ended": False}, "its command never came to its end"),
     ],
     ids=str,
@@ -498,9 +500,9 @@ def test_the_checker_reports_rows_of_a_removed_attempt_in_the_wrong_order(a_run,
 
 @pytest.fixture
 def a_continuation(tmp_path):
-    """The start of a third attempt. The first attempt reported 1, 2, 3, and its keeper signed checkpoint 1 after two values. The
-    second attempt reported 1, 2, 3, 4, and its keeper signed checkpoint 2 after three values. Returns a function that returns
-    the errors of the checker for the loaded checkpoint.
+    """Return a function that checks the checkpoint which a third attempt loads, and returns the errors of the checker. The first
+    attempt reported 1, 2, 3, and its keeper signed checkpoint 1 after two values. The second attempt reported 1, 2, 3, 4, and
+    its keeper signed checkpoint 2 after three values.
     """
     storage, secret = Workspace(tmp_path / "FAULTS"), b"secret"
     first, second = (AttemptKey("trial1", attempt_id(number), TASK) for number in (0, 1))
@@ -542,7 +544,7 @@ def test_the_checker_reports_an_attempt_that_does_not_continue_from_the_newest_s
     assert wrong in a_continuation(loaded)
 
 
-def test_on_a_slow_storage_the_checker_accepts_an_older_checkpoint_but_no_unsigned_checkpoint(a_continuation):
+def test_on_slow_storage_the_checker_accepts_an_older_checkpoint_but_no_unsigned_checkpoint(a_continuation):
     assert a_continuation(None, is_newest_required=False) == ""
     assert a_continuation("{first} 000001 1 2", is_newest_required=False) == ""
     assert "no keeper has signed" in a_continuation("{second} 000003 1 2 3", is_newest_required=False)

@@ -1,4 +1,4 @@
-"""Attempts that another user forged, and attempts whose folder was removed: no result changes, and rows of two runs are never
+"""Another user forges attempts, or the folder of an attempt is removed. No result changes, and rows of two runs are never
 mixed.
 """
 

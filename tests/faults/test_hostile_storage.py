@@ -1,6 +1,6 @@
-"""Another user of a cluster's shared storage can neither forge the result of a trial nor delay it.
+"""Another user of a cluster's shared storage can neither forge a trial's result nor delay the trial.
 
-The attacks use special files and several umasks of the containers. The other user has the group of the keepers' files.
+The user has the group of the keepers' files, and attacks with special files. The containers have several umasks.
 """
 
 import asyncio
@@ -87,8 +87,8 @@ def ended_keepers():
 
 @pytest.mark.parametrize(
     ("kind", "umask"),
-    # Each kind creates its files in another way, so all kinds run with umask 000. IN_SHORT adds two combinations with another
-    # umask. The thorough form runs all combinations.
+    # Each kind of job creates its files in a different way, so every kind runs with umask 000. IN_SHORT adds two combinations
+    # with another umask. The thorough form runs all combinations.
     [
         pytest.param(kind, umask, id=f"{kind}-{umask:03o}")
         for kind, umask in itertools.product(KINDS, (0o022, 0o002, 0o027, 0o000))
@@ -99,8 +99,8 @@ def test_another_user_of_the_shared_storage_changes_no_result_and_delays_no_tria
     a_real_experiment, tmp_path, open_way, monkeypatch, kind, umask
 ):
     config, told = KINDS[kind]
-    # With warmImports, the first trial and trials that start before the imports finish are not forked. So this kind needs more
-    # trials.
+    # With warmImports, some trials are not forked: the first one, and those that start before the imports finish. So the kind
+    # `warm` needs more trials.
     trial_count = max(TRIALS, 4) if kind == "warm" else TRIALS
     storage, gates, modules = tmp_path / "storage", tmp_path / "gates", tmp_path / "modules"
     for folder in (storage, gates, modules):
@@ -143,8 +143,8 @@ def test_another_user_of_the_shared_storage_changes_no_result_and_delays_no_tria
     for trial in trials:
         assert values(experiment.rows(trial.trial_id)) == [*range(20), trial.sequence_id]
         if kind.startswith("plain"):
-            # The manager examines the files beside the attempts when a job ends. A reused job runs another trial by then, so its
-            # trials may have no warning.
+            # The manager examines the files beside the attempts only when a job ends. A reused job has started other trials by
+            # then, so a trial that it ran earlier may have no warning.
             assert "check who may write to the shared storage" in trial.warning
     delays_s = [seconds for trial in trials for seconds in delays(gates, trial.trial_id, kind)]
     print(

@@ -79,7 +79,8 @@ def test_an_early_interrupt_of_nnictl_create_leaves_no_process_and_no_experiment
     (place / "train.py").write_text(ENDLESS)
     experiments = place.parent / "experiments"
     process = nnictl(place, "create", "config.yml")
-    # The manager is ready only some hundred milliseconds after its folder exists, so the interrupt arrives before that.
+    # The interrupt arrives after the experiment's folder exists and before the manager is ready. That interval lasts some hundred
+    # milliseconds.
     wait_until(lambda: any(experiments.glob("*/db")), "the experiment has a folder", every_s=0.001)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=2 * DEADLINE_S)

@@ -66,7 +66,7 @@ async def both_run(site, service):
 
 
 async def test_the_service_lists_the_pods_before_it_creates_the_first_job(site):
-    """A list of pods that is made after the end of a short job would miss the pod's message."""
+    """If a short job ends before the service lists the pods, the message of its pod is missed."""
     api = site.cluster.api
     api.misbehave("hang", 1, at=("list", "pods"))
     async with site.manager() as service:
@@ -86,7 +86,7 @@ async def test_jobs_that_end_during_an_api_server_outage_are_reported_with_their
     async with site.manager() as service:
         await both_run(site, service)
         site.cluster.api.stop()
-        # The service uses the last state that the watches reported until the watches fail, so the test waits for their failure.
+        # Until the watches fail, the service uses the state that they reported last. So the test waits for their failure.
         told = ("the connection to ", "does not answer")
         await until(
             lambda: any(part in service.problem for part in told), "the problem is reported", DEADLINE_S
@@ -185,7 +185,7 @@ async def test_the_jobs_of_a_deleted_namespace_are_lost(site):
         await gone(site)
 
 
-async def test_a_job_on_a_lost_node_ends_with_the_warning_of_kubernetes(site):
+async def test_a_job_on_a_lost_node_ends_with_the_warning_that_kubernetes_reports(site):
     changes = []
     async with site.manager() as service:
         service.on_node_changed = lambda *change: changes.append(change)
@@ -197,8 +197,8 @@ async def test_a_job_on_a_lost_node_ends_with_the_warning_of_kubernetes(site):
             *("the pod is being deleted", DEADLINE_S),
         )
         assert site.ends == [], "the node may come back"
-        # The watch of events may lag behind the watch of the job. An earlier warning is possible: the kubelet warns if it starts
-        # the pod before the job's Secret exists.
+        # The watch of events may lag behind the watch of the job, so the newest warning may be an earlier one. For example, the
+        # kubelet warns if it starts the pod before the job's Secret exists.
         warnings = service._observed.warnings
         await until(
             lambda: warnings.of(POD).startswith("NodeNotReady"), "the warning has arrived", DEADLINE_S
@@ -219,7 +219,7 @@ async def test_a_job_on_a_lost_node_ends_with_the_warning_of_kubernetes(site):
         await gone(site)
 
 
-async def test_a_job_ends_with_the_eviction_message_of_its_pod(site):
+async def test_the_end_message_of_a_job_contains_the_eviction_message_of_its_pod(site):
     async with site.manager() as service:
         await service.submit(site.settings())
         await site.is_running()
@@ -264,7 +264,7 @@ async def test_a_job_with_a_missing_image_stays_pending_until_the_image_exists_o
         ("trainjob", "v1alpha1", "FailedCreate: "),
     ],
 )
-async def test_an_exceeded_quota_is_the_pending_reason_of_a_job_without_pods(site, word, version, said):
+async def test_a_job_without_pods_reports_the_exceeded_quota_as_its_pending_reason(site, word, version, said):
     for each in definitions.OF_KUBEFLOW:
         site.store.create(DEFINITIONS, "", each)
     site.store.create(RUNTIMES, "", definitions.TORCH_DISTRIBUTED)

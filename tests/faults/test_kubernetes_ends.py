@@ -1,8 +1,8 @@
 """Causes that end a trial's pod or job, or prevent its start.
 
-Every display shows the message of Kubernetes for each cause. The tests use the real nnictl and manager with the fake cluster.
-Another cluster can run those causes that a test can produce there. The table `CAUSES` and docs/frameworkcontroller.md list the
-same causes.
+Every display shows the message of Kubernetes for each cause. The tests use the real nnictl and manager with the fake cluster. On
+another cluster, only the causes that a test can produce there are tested. The table `CAUSES` and docs/frameworkcontroller.md list
+the same causes.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(400)
 
 # Each display must show the cause within this time after the failure in Kubernetes.
 SHOWN_WITHIN_S = 10.0
-# A real cluster pulls an image, or fails to, within this time.
+# Within this time, a real cluster pulls an image or reports that the pull failed.
 REAL_CLUSTER_S = 300
 TRAIN = """\
 import os, sys, time
@@ -61,13 +61,13 @@ def place(tmp_path):
 
 
 def selector(place):
-    """Selects the objects of the experiment."""
+    """The label selector for the objects of the experiment."""
     (path,) = (place.folder / "experiments").iterdir()
     return selector_of(path.name)
 
 
 def pod_of(place):
-    """The name of the trial's pod, once it runs."""
+    """The name of the trial's pod, after the pod has started."""
     core = kubernetes.client.CoreV1Api(place.admin)
 
     def running():
@@ -253,7 +253,7 @@ def test_a_pending_trial_that_the_user_kills_keeps_the_pending_reason_of_kuberne
     assert "ConfigMapExternalDeleted" not in told["message"]
 
 
-def test_a_trial_on_a_lost_node_is_retried_and_its_first_job_is_reported_as_leftover(place):
+def test_a_trial_on_a_lost_node_is_retried_and_the_job_on_the_lost_node_is_reported_as_leftover(place):
     place.config["maxTrialRetry"] = 1
     assert place.create().returncode == 0
     (path,) = (place.folder / "experiments").iterdir()

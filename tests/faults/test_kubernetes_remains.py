@@ -83,7 +83,7 @@ def during_an_outage(place, moment_s):
 
 
 def have_ended(place):
-    """Wait until the manager knows from the keepers that both trials have ended."""
+    """Wait until both keepers have reported to the manager that their trials have ended."""
     (path,) = (place.folder / "experiments").iterdir()
     client = ManagerClient(path.name, ExperimentFolder(path).running_process())
     wait_until(
@@ -134,8 +134,8 @@ def without_the_right_to_delete(place, moment_s):
     return place.nnictl("stop")
 
 
-# The short cases come first, because a manager waits a minute before it gives up a job that has not ended.
-# Each way sleeps until its random moment; there is no event to wait for.
+# The quick scenarios come first: a manager waits a minute for a job that has not ended before it gives up. Each scenario sleeps
+# until a random moment; there is no event to wait for.
 LEAVING = (with_a_server_that_deletes_nothing, without_the_right_to_delete, without_a_server)
 """These leave a job if they have no delay."""
 WAYS = (*LEAVING, during_an_outage, soon_after_an_outage, without_the_controller)
@@ -150,7 +150,7 @@ MOMENTS = 20
     ),
 )
 def test_leftover_jobs_are_reported_with_a_removal_command_until_the_jobs_are_removed(place, way, number):
-    """Case number 0 has no delay, and leaves a job if its way is in LEAVING. The other cases have a random delay."""
+    """Case 0 has no delay. It leaves a job behind if LEAVING contains its scenario. The other cases have a random delay."""
     latest_s = 9.0 if way is soon_after_an_outage else 2.0
     done = way(place, random.Random(f"{way.__name__} {number}").uniform(0, latest_s) if number else 0.0)
     found = place.cluster.store.list(FRAMEWORKS)

@@ -29,7 +29,7 @@ nni.report_final_result(5)
 """
 
 
-def test_max_trial_duration_counts_from_the_trial_start_also_after_a_resume(a_real_experiment):
+def test_max_trial_duration_counts_from_the_start_of_a_trial_even_after_a_resume(a_real_experiment):
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")
@@ -43,7 +43,9 @@ def test_max_trial_duration_counts_from_the_trial_start_also_after_a_resume(a_re
     assert trial["endTime"] - trial["startTime"] > 3500, "the trial must run until its limit"
 
 
-def test_a_trial_is_retried_after_its_keeper_was_killed_and_the_last_attempt_counts(a_real_experiment):
+def test_a_trial_whose_keeper_was_killed_is_retried_and_the_result_of_the_last_attempt_counts(
+    a_real_experiment,
+):
     experiment = a_real_experiment(SUCCEEDS_ON_RETRY, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the first attempt reports")

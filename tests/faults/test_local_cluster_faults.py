@@ -1,4 +1,4 @@
-"""The local OpenPAI cluster is killed, has a full disk, or is overloaded. The states of its jobs stay correct."""
+"""The local OpenPAI cluster is killed or overloaded, or its disk is full. The states of its jobs stay correct."""
 
 import asyncio
 import collections
@@ -66,8 +66,8 @@ def supervisor_of(folder, name):
 
 
 def test_a_restarted_cluster_reports_jobs_that_ended_while_no_cluster_ran(folder):
-    """The cluster is killed while it runs 20 jobs. Before its restart, some jobs end, some are killed, and one stops; the
-    other jobs continue.
+    """The cluster is killed while it runs 20 jobs. Before its restart, some jobs end, the test kills some, and a stopped job
+    ends; the other jobs continue.
     """
     begun = folder / "begun"
     begin = f"echo $PAI_JOB_NAME >> {begun}"
@@ -99,7 +99,7 @@ def test_a_restarted_cluster_reports_jobs_that_ended_while_no_cluster_ran(folder
     (folder / "down").touch()
     for pid in supervisors:
         os.kill(pid, 9)
-    # Four jobs fail, one succeeds and one stops while no cluster runs.
+    # While no cluster runs, four jobs fail, one succeeds, and the stopped job ends.
     wait_for(lambda: len(list((folder / "state/containers").glob("*/exit.json"))) == 6)
 
     async def look():
@@ -199,7 +199,7 @@ def test_hundreds_of_concurrent_jobs_each_run_once_in_bounded_memory(folder):
             print(
                 f"{JOBS} jobs: submitted in {submitted_s:.1f} s, over in {took_s:.1f} s, {after} MB, then {await rss_mb()}"
             )
-            # A waiting job needs a few kilobytes, because the text of a job is not kept in memory.
+            # A waiting job needs only a few kilobytes, because the cluster does not keep the job's text in memory.
             assert after[-1] - after[0] < 20
             assert await rss_mb() - after[0] < 20
             assert not cluster._worker._jobs
@@ -255,7 +255,7 @@ def test_a_full_disk_delays_the_state_changes_of_jobs_and_loses_none(folder, mon
 
 
 def test_jobs_stopped_while_the_disk_is_full_receive_one_sigterm_each(folder, monkeypatch):
-    """One job ends while the disk is full, and two jobs are stopped after that. All three ends are recorded later."""
+    """One job ends while the disk is full, and then two jobs are stopped. The cluster records all three ends later."""
     is_full = False
     commit = JobStore.commit
 
@@ -302,7 +302,7 @@ def test_jobs_stopped_while_the_disk_is_full_receive_one_sigterm_each(folder, mo
     asyncio.run(asyncio.wait_for(scenario(), scaled_s(120)))
 
 
-def test_an_internal_error_closes_the_cluster_and_the_next_cluster_continues_the_jobs(
+def test_a_cluster_with_an_internal_error_closes_and_the_next_cluster_continues_its_jobs(
     folder, monkeypatch, caplog
 ):
     async def broken():
@@ -349,8 +349,8 @@ def test_a_killed_task_is_restarted_if_its_process_record_is_wrong_or_truncated(
     (document,) = (folder / "state/containers").glob("*/process.json")
     process = json.loads(document.read_text())
     os.kill(process["pid"], 9)
-    # In one case the document contains the pid of this process, as if the pid had been reused. In the other case the text is
-    # truncated, as after a power cut.
+    # In the first case process.json contains the pid of this test, as if the pid had been reused. In the other cases it is empty
+    # or cut, as after a power failure.
     document.write_text(json.dumps({**process, "pid": os.getpid()}) if written is None else written)
     asyncio.run(asyncio.wait_for(go_on(), DEADLINE_S))
     assert processes_of(folder) == []

@@ -89,7 +89,7 @@ def test_a_suspended_manager_that_was_replaced_stores_none_of_its_queued_writes(
 
         experiment.start()
         wait_until(lambda: experiment.row_count() > stored + 20, "the other manager stores what they report")
-        # The second manager is suspended outside of a transaction, because the database is locked. From here on, only the first
+        # The database lock ensures that the second manager is not suspended inside a transaction. From here on, only the first
         # manager could write.
         with the_database_is_locked(experiment):
             stopped(experiment.manager)

@@ -1,4 +1,4 @@
-"""The folder of trials, or the link to the workspace, is lost. The manager creates it again, and the experiment ends."""
+"""The trials folder, or the link to the workspace, is lost. The manager creates it again, and the experiment ends."""
 
 import os
 import shutil
@@ -56,7 +56,9 @@ def test_a_resumed_experiment_without_a_trials_folder_runs_to_its_end(experiment
     workspace, trials = experiment.folder.workspace, experiment.folder.workspace.trials
     shutil.rmtree(trials)
     if workspace.root != experiment.folder.path:
-        (experiment.folder.path / "workspace").unlink()  # this is the link to the shared storage
+        (
+            experiment.folder.path / "workspace"
+        ).unlink()  # this file is the link to the workspace on the shared storage
     experiment.start()
     assert experiment.folder.workspace == workspace
     assert f"{trials} was missing and has been created" in experiment.folder.manager_log.read_text()
@@ -64,8 +66,8 @@ def test_a_resumed_experiment_without_a_trials_folder_runs_to_its_end(experiment
     assert_it_ends(experiment)
 
 
-# Reused jobs are not tested, because the manager refuses the resume before it submits a job. On the local platform the workspace
-# is the experiment's folder, so a missing workspace is not tested there.
+# Reused jobs are not tested: the manager refuses the resume before it submits any job. A missing workspace is not tested on the
+# local platform, because the workspace is the experiment's folder there.
 @pytest.mark.parametrize(
     ("experiment", "lost"),
     [("local", "a file as trials"), ("openpai", "a file as trials"), ("openpai", "a missing workspace")],
@@ -113,7 +115,7 @@ def test_a_running_manager_recreates_a_removed_trials_folder(a_real_experiment, 
 
 
 def assert_it_ends(experiment):
-    """Check that the experiment ends. The first two trials had files in the folder, and may fail."""
+    """Check that the experiment ends. The first two trials may fail, because they had files in the lost folder."""
     experiment.wait_for_status("DONE")
     trials = experiment.get("/trials")
     assert [trial["status"] for trial in trials[2:]] == ["SUCCEEDED"] * 2, trials

@@ -180,7 +180,7 @@ def test_a_stop_over_the_shared_storage_ends_the_trial(a_real_experiment):
 
 
 class LinkProxy:
-    """A TCP proxy on the test's event loop, which the test opens and closes."""
+    """A TCP proxy on the event loop of the test, which can open and close the link."""
 
     def __init__(self, port):
         self.to = port
@@ -209,7 +209,9 @@ class LinkProxy:
         self._writers.clear()
 
 
-def test_the_transport_changes_with_the_connection_and_no_result_is_lost(a_real_experiment):
+def test_results_are_complete_although_the_transport_changes_when_the_connection_opens_or_closes(
+    a_real_experiment,
+):
     experiment = a_real_experiment(PACED, maxTrialNum=2, trialConcurrency=2, logCollection="http")
     seen = []
 
@@ -252,7 +254,7 @@ def frames(*numbers):
 
 
 class RemoteFiles:
-    """The files of an attempt as the manager's machine sees them. The test writes them in place of the keeper's machine."""
+    """The files of an attempt as the manager's machine sees them. The test writes these files instead of a keeper."""
 
     def __init__(self, experiment, trial_id, attempt=0):
         self.key = AttemptKey(trial_id, attempt_id(attempt), "main-0")
@@ -292,7 +294,7 @@ async def several_polls():
     await asyncio.sleep(1.0)
 
 
-def test_a_visible_exit_record_does_not_end_a_trial_before_all_bytes_are_visible(a_real_experiment):
+def test_a_trial_with_a_visible_exit_record_does_not_end_before_all_its_bytes_are_visible(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
     whole = frames(1, 2, 3) + encode(4, "x", "FINAL", 0, 7.0)
 
@@ -350,7 +352,7 @@ def test_a_trial_of_an_ended_job_ends_only_when_its_files_are_complete(
         async with no_keepers(experiment) as (engine, service):
             monkeypatch.setattr(type(service), "uses_snapshot", True)
             trial = await a_trial(engine, service)
-            # The long grace period delays the first poll, so that the job ends before it.
+            # The long RECONNECT_GRACE_S delays the first poll of the storage, so the job ends before that poll.
             monkeypatch.setattr(transports_module, "RECONNECT_GRACE_S", 1e6)
             service.on_job_ended(JobEnded(trial.job_id, 0, ""))
             await several_polls()
@@ -382,7 +384,7 @@ mfusepy.FUSE(Empty(), sys.argv[1], foreground=True, nothreads=True)
 
 @pytest.fixture
 def hang():
-    """Return a function that mounts a folder whose storage does not respond."""
+    """Return a function that mounts a file system on a folder; the file system does not respond."""
     if not has_fuse():
         pytest.skip(f"needs {Need.FUSE.value}")
     mounted: list[tuple[Path, subprocess.Popen[bytes]]] = []
@@ -402,7 +404,7 @@ def hang():
 
 
 @pytest.mark.any_machine
-def test_an_attempt_folder_that_hangs_blocks_neither_other_trials_nor_the_manager(
+def test_an_unresponsive_attempt_folder_blocks_neither_other_trials_nor_the_manager(
     a_real_experiment, hang, monkeypatch
 ):
     monkeypatch.setattr(storage_executor, "STALL_TIMEOUT_S", 1.0)

@@ -1,4 +1,4 @@
-"""Connections, sshd, machines and the manager fail while trials run.
+"""SSH connections, sshd, machines and the manager fail while trials run.
 
 No result is lost or stored twice, and no process is left.
 """
@@ -84,7 +84,7 @@ class Place(GatedExperiment):
 
 @pytest.fixture
 def place(tmp_path, a_real_experiment):
-    """Return a function that starts an experiment with its manager on two machines."""
+    """Return a function that starts the manager of an experiment. Its jobs run on two machines."""
     with contextlib.ExitStack() as stack:
 
         def make(reuse=False, train=GATED, conf="", gpus=0, gpus_in_use=0, **config):
@@ -216,7 +216,7 @@ def test_a_retried_trial_returns_to_the_machine_that_has_its_checkpoint(place):
     assert (place.folder / f"found-{number}").read_text() == "saved"
 
 
-def test_the_trial_of_a_killed_keeper_fails_and_leaves_no_process(place):
+def test_a_trial_fails_and_leaves_no_process_when_its_keeper_is_killed(place):
     place = place(trialConcurrency=1, maxTrialNum=1)
     place.has_started(0)
     (file,) = place.machine_of(0).home.glob(".cache/trial-keeper/*/*/jobs/*.json")
@@ -255,7 +255,7 @@ def test_results_are_read_from_files_if_sshd_allows_no_socket_forwarding(place):
     place.is_done("SUCCEEDED", "SUCCEEDED")
 
 
-# Each trial records its machine and its GPUs, and waits.
+# Each trial records its machine and its GPUs, then waits for the test.
 ON_GPUS = GATED.replace("os.environ['MACHINE']", "os.environ['MACHINE'] + os.environ['CUDA_VISIBLE_DEVICES']")
 
 

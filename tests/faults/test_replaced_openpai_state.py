@@ -50,8 +50,8 @@ nni.report_final_result(number)
 """
 # `state_files` leaves out empty files, so these lock files are added to the list.
 _LOCKS = tuple(f"state/trial-keeper/openpai/{name}" for name in ("owner.lock", "cluster/lock"))
-# The test does not damage logs, code and work/, because neither the manager nor the service reads these files. One file
-# represents the SDK, because the set of its compiled files varies between runs.
+# The test does not damage logs, code and work/, because neither the manager nor the service reads these files. Of the SDK, the
+# test damages only one file, because the set of compiled files varies between runs.
 _NO_STATE = re.compile(r"^work/|/code/|/logs/|/sdk/nni_sdk/(?!trial\.py)")
 
 
@@ -77,7 +77,7 @@ class LostHome:
         self.kill_all()
         shutil.copytree(self.path, self.whole, symlinks=True)
         ends, rows = committed(self.folder)
-        # OpenPAI restarts a trial that ran, and the new attempt counts, so only rows of ended trials are compared.
+        # OpenPAI restarts a trial that ran, and then only its new attempt counts. So only rows of ended trials are compared.
         self.before = ends, {row for row in rows if row[0] in ends}
         assert (len(ends), len(self.before[1])) == (2, 42)
 
@@ -110,14 +110,14 @@ class LostHome:
         shutil.copytree(self.whole, self.path, symlinks=True)
 
     def resume_with(self, damage):
-        """Damage each file in its form, and resume the experiment; return what is wrong, or None."""
+        """Damage each file in the given form, and resume the experiment; return what is wrong, or None."""
         self.restore()
         self.gate.touch()
         for name, form in damage.items():
             form(self.path / name)
 
-        # If the entry in the user's list of experiments was removed, nnictl cannot find the experiment by its id, so the command
-        # names the folder.
+        # If the user's list of experiments has lost its entry, nnictl cannot find the experiment by id, so the command names the
+        # folder.
         is_listed = os.path.lexists(self.path / self.entry)
         folder = () if is_listed else ("--experiment-dir", self.folder.path)
 

@@ -49,7 +49,7 @@ def nnictl(home, *arguments):
 
 
 def resume_with(whole, folder, damage, before):
-    """Damage files of a copy, each file in its form, and resume the copy; return what is wrong, or None."""
+    """Damage files of a copy, each in its given form, and resume the copy; return what is wrong, or None."""
     copy, home = copy_of(whole, folder), folder / "home"
     home.mkdir()
     Registry(folder / "state" / "trial-keeper" / "experiments").add(copy.folder)
@@ -78,7 +78,9 @@ def resume_with(whole, folder, damage, before):
 
 def test_a_resume_with_a_replaced_state_file_works_or_names_the_file_and_a_remedy(lost, tmp_path):
     files = [*state_files(lost.folder.path).values(), "log/nnimanager.log"]
-    whole = copy_of(lost, tmp_path / "to look at")  # a copy, because a read may change SQLite's files
+    whole = copy_of(
+        lost, tmp_path / "to look at"
+    )  # read from a copy, because reading may change SQLite's files
     before = committed(whole.folder)
     if IS_THOROUGH:
         cases = [{name: form} for name, form in itertools.product(files, FORMS)]

@@ -37,7 +37,7 @@ for i in range(20):
     time.sleep(0.02)
 nni.report_final_result(x)
 """
-# This code runs only in the manager process, which dies at the nth call of one function, before or after the call.
+# This code has an effect only in the manager process. The process kills itself before or after the nth call of one function.
 DIES = """
 import os, signal, sys
 if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
@@ -100,8 +100,8 @@ WRITER, TUNER, STORE = (
     "nni_manager.store.writer",
 )
 LOCAL, INGEST = "nni_manager.training_services.local.client", "nni_manager.engine.keeper_ingest"
-# Several managers run in sequence, and each is killed at one of these moments. In this order, each manager reaches its moment
-# with the state that the previous managers have left.
+# Several managers run in sequence. Each is killed at one of these moments, in this order, so it starts from the state that the
+# previous managers have left.
 PER_TRIAL = (
     (TUNER, "OptunaTuner", "ask", "after", 2),
     (LOCAL, None, "replace_file", "before", 2),  # this function writes the state file of a keeper
@@ -127,7 +127,7 @@ SLURM_MOMENTS = {
 
 @contextlib.contextmanager
 def in_the_manager(experiment, folder, code):
-    """Make managers that start in this block run `code` first."""
+    """Let each manager that starts in this block run `code` first."""
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(code)
     before = experiment.environ.get("PYTHONPATH", "")
@@ -188,7 +188,7 @@ def resume_and_check(experiment, tmp_path, ran):
 def test_managers_killed_at_several_moments_are_replaced_without_lost_or_duplicate_work(
     a_real_experiment, tmp_path, moments, reuse
 ):
-    """The managers of one experiment are killed one after another, each at its own moment."""
+    """One manager after another runs the experiment, and each is killed at a different moment."""
     ran = tmp_path / "ran"
     ran.touch()
     experiment = a_real_experiment(
@@ -274,7 +274,7 @@ def test_the_next_manager_completes_a_stop_that_a_killed_manager_had_started(a_r
     experiment.start()
     experiment.wait_for_status("DONE")
     ended = [(trial["sequenceId"], trial["status"]) for trial in experiment.get("/trials")]
-    # A trial that a user stopped never counts as failed, and the experiment continues.
+    # A trial that a user stopped never counts as failed, so the experiment ends as DONE.
     assert ended == [(0, "USER_CANCELED"), (1, "USER_CANCELED"), (2, "SUCCEEDED")]
 
 
@@ -310,4 +310,4 @@ def test_the_duration_of_an_experiment_excludes_time_without_a_manager(
     elapsed_s = experiment.summary()["elapsedS"]
     assert stored_s <= elapsed_s <= stored_s + time.monotonic() - started_s
     assert experiment.summary()["maxExecDurationS"] == 3600
-    (experiment.code / "gate").touch()  # the trial ignores SIGTERM, so the gate ends it
+    (experiment.code / "gate").touch()  # the trial ignores SIGTERM, so this file lets the trial end

@@ -1,4 +1,4 @@
-"""Reused jobs with failures while they run. No metric is lost or duplicated, and every state is correct."""
+"""Failures while reused jobs run. No metric is lost or duplicated, and every state is correct."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ nni.report_final_result(2)
 """
 
 
-# After six short trials, exactly one trial waits at the pipe `gate`.
+# Six short trials run first. Of the later trials, exactly one waits at the pipe `gate`.
 LONG_AT_ONCE = """
 import os
 import nni_sdk as nni
@@ -162,7 +162,7 @@ def test_a_prefetched_trial_that_the_user_stops_never_starts(a_real_experiment):
     assert not list(experiment.folder.workspace.trial(following["id"]).attempts.iterdir())
 
 
-def test_a_final_row_stored_just_before_the_manager_died_is_the_result_of_the_trial(
+def test_a_final_row_stored_just_before_the_manager_was_killed_becomes_the_result_of_the_trial(
     a_real_experiment,
 ):
     experiment = a_real_experiment(
@@ -176,7 +176,7 @@ def test_a_final_row_stored_just_before_the_manager_died_is_the_result_of_the_tr
     wait_until(lambda: experiment.row_count() == 1, "the result is stored")
     experiment.kill_manager()
     with contextlib.closing(sqlite3.connect(experiment.folder.database)) as database, database:
-        # This is the state if the commit of the trial's update was lost.
+        # Produce the state after a lost commit of the trial's update.
         database.execute("UPDATE trial SET final = NULL, value = NULL")
     experiment.start()
     with (experiment.code / "gate").open("w"):
@@ -198,7 +198,8 @@ def test_a_job_that_is_lost_while_no_manager_runs_fails_only_its_running_trial(a
     lost = trial_of(experiment, 1)["id"]
     experiment.kill_manager()
     (keeper,) = experiment.keeper_pids()
-    # A cluster that drains a node sends SIGTERM first. Without the SIGKILL below, the keeper would keep waiting for a manager.
+    # A cluster that drains a node sends SIGTERM first. After SIGTERM alone, the keeper would wait for a manager, so SIGKILL
+    # follows below.
     os.kill(keeper, signal.SIGTERM)
     ended = experiment.stream(lost, Stream.METRICS).parent.parent / "exit.json"
     wait_until(ended.exists, "the trial has ended")
@@ -211,7 +212,9 @@ def test_a_job_that_is_lost_while_no_manager_runs_fails_only_its_running_trial(a
     assert trial_of(experiment, 1)["reason"] == "job lost"
 
 
-def test_a_job_that_dies_after_its_trial_has_ended_fails_at_most_one_prefetched_trial(a_real_experiment):
+def test_a_job_killed_after_the_end_of_its_running_trial_fails_at_most_one_prefetched_trial(
+    a_real_experiment,
+):
     experiment = a_real_experiment(GATED, maxTrialNum=6, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -228,8 +231,8 @@ def test_a_job_that_dies_after_its_trial_has_ended_fails_at_most_one_prefetched_
     ended_how = {
         trial["sequenceId"]: (trial["status"], trial["reason"]) for trial in experiment.get("/trials")
     }
-    # When the job is killed, each prefetched trial has ended, runs, or has not started. The job runs one trial at a time, so at
-    # most one of them fails.
+    # At the time of the kill, each prefetched trial may have ended, run, or not started. The job runs one trial at a time, so at
+    # most one trial fails.
     ahead = [ended_how.pop(number) for number in (2, 3, 4)]
     assert set(ahead) <= {("SUCCEEDED", "succeeded"), ("FAILED", "keeper lost")}
     assert ahead.count(("FAILED", "keeper lost")) <= 1

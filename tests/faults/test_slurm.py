@@ -43,8 +43,8 @@ class Place(GatedExperiment):
         return self.experiment.folder.manager_log.read_text()
 
     def is_done(self, *statuses, is_listed=False):
-        """Wait for these states of the trials, and until no job and no process is left. `is_listed`: slurmctld may still list
-        ended jobs.
+        """Wait until the trials have these states and no job and no process is left. `is_listed`: slurmctld may still list ended
+        jobs.
         """
         self.has_ended(*statuses)
         wait_until(lambda: is_listed or not self.slurm.live(), "no job is left")
@@ -125,13 +125,13 @@ def test_a_waiting_job_that_a_killed_slurmctld_has_lost_is_submitted_again(place
     # The manager has received the id of the second job, so it does not retry the submission.
     wait_until(place.second_waits, "the second job waits for a node")
     place.slurm.stop_controller(signal.SIGKILL)
-    # slurmctld saves its state only every few seconds, so a kill may leave this older state on the disk.
+    # slurmctld saves its state only every few seconds. So after a kill, the disk may have an older state such as this copy.
     shutil.rmtree(state)
     shutil.copytree(place.folder / "state", state)
     place.open(1)
     place.slurm.start_controller()
     for node in NODES:
-        # The restored state may be older than the drain. The nodes are not drained then, and this command fails.
+        # If the restored state is older than the drain, the nodes are not drained, and this command fails.
         place.slurm.ask("scontrol", "update", f"nodename={node}", "state=resume")
     # With its old state, slurmctld regards the first job as running for minutes, although the job has ended on its node.
     place.is_done("SUCCEEDED", "SUCCEEDED", is_listed=True)
@@ -139,7 +139,7 @@ def test_a_waiting_job_that_a_killed_slurmctld_has_lost_is_submitted_again(place
     assert Counter(number for number, _ in place.ran()) == {"0": 1, "1": 1}
 
 
-def test_a_trial_is_retried_and_the_log_names_the_cause_if_its_job_is_cancelled_with_scancel(place):
+def test_a_trial_whose_job_is_cancelled_with_scancel_is_retried_and_the_log_names_the_cause(place):
     place = place(trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
     place.has_started(1)
     place.slurm.run("scancel", *[f"--name={name}" for name in place.slurm.live()])

@@ -1,4 +1,4 @@
-"""A stop ends within its deadline and leaves no process, although processes are suspended or the disk is full."""
+"""A stop ends within its deadline and leaves no process, even if processes are suspended or the disk is full."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from trial_keeper.wire.messages import Stream
 pytestmark = pytest.mark.timeout(240)
 
 MARK = "STOP_TEST"
-# The trial reports endlessly, so that some records are always in transit.
+# The trial reports endlessly, so that at any time some records are sent but not stored.
 ENDLESS = """
 import time
 import nni_sdk as nni
@@ -36,8 +36,8 @@ for i in range(10**9):
     nni.report_intermediate_result(i)
     time.sleep(0.05)
 """
-# The keeper hangs while it holds the GIL: it handles no message and no signal, and SIGCONT does not help. The hanging thread
-# starts in the first keeper that the fork server forks. The fork server itself has no such thread, so it can still fork.
+# The keeper hangs in a call that holds the GIL: it handles no message and no signal, and SIGCONT does not help. Only the first
+# keeper that the fork server forks gets the hanging thread. The fork server has no such thread, so it can still fork.
 HANGS = """
 import os, sys
 from trial_keeper.wire.fork_requests import FORK_SERVER
@@ -76,7 +76,9 @@ def disk(tmp_path):
 
 @pytest.fixture
 def an_experiment(a_real_experiment, tmp_path, monkeypatch):
-    """Return a function that makes an experiment with running trials. All processes of the experiment have the variable MARK."""
+    """Return a function that makes an experiment with running trials. All processes of the experiment have the environment
+    variable MARK.
+    """
     monkeypatch.setenv(MARK, str(tmp_path))
 
     def make(train=ENDLESS, trials=2, **options):
@@ -128,7 +130,7 @@ def keepers_of(experiment):
 
 
 def stopped_within(experiment):
-    """Stop the experiment like `nnictl stop`; return the duration in seconds."""
+    """Stop the experiment in the same way as `nnictl stop`; return the duration in seconds."""
     began_s = time.monotonic()
     try:
         stop_experiment(KnownExperiment(experiment.folder, experiment.folder.process()))
@@ -200,7 +202,9 @@ def test_a_stop_ends_all_processes_despite_suspended_keepers_removed_folders_and
 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_a_trial_of_a_suspended_keeper_can_be_stopped_while_other_trials_continue(an_experiment, options):
+def test_a_trial_can_be_stopped_while_its_keeper_is_suspended_and_other_trials_continue(
+    an_experiment, options
+):
     experiment = an_experiment(**options)
     freeze(keepers_of(experiment))
 
@@ -238,8 +242,8 @@ def test_a_suspended_guard_ends_after_its_keeper_was_killed(an_experiment, tmp_p
 
 
 def test_a_hanging_keeper_is_killed_with_all_its_processes(a_real_experiment, tmp_path, monkeypatch):
-    """The manager runs in the test's process, with short deadlines. The trial has a process with an empty environment in
-    another session.
+    """The manager runs in the process of the test, with short deadlines. The trial starts a process that has an empty environment
+    and its own session.
     """
     hang, folder = tmp_path / "hang", tmp_path / "python"
     folder.mkdir()
@@ -274,7 +278,7 @@ def test_a_hanging_keeper_is_killed_with_all_its_processes(a_real_experiment, tm
     assert not psutil.pid_exists(forgetful) or psutil.Process(forgetful).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_job_that_the_manager_cannot_end_is_reported_with_a_removal_command(
+def test_if_the_manager_cannot_end_a_job_it_reports_the_job_with_a_removal_command(
     a_real_experiment, tmp_path, monkeypatch
 ):
     """The training service cannot end any job, like that of an unreachable cluster."""

@@ -1,7 +1,7 @@
-"""A power cut or a full disk has truncated state files. A resume works, or the error message names the file and the remedy.
+"""A power failure or a full disk has truncated state files.
 
-THOROUGH=1 damages each file alone, in both forms. Without it, the files are damaged in four groups. In two groups the files
-are emptied; in the other two they are cut in half.
+A resume works, or the error message names the file and the remedy. With THOROUGH=1, the test damages each file alone, in both
+forms. Otherwise it damages the files in four groups: it empties two groups, and cuts the files of the other two in half.
 """
 
 import concurrent.futures
@@ -52,7 +52,7 @@ def truncate(path, form):
 
 
 def resume_with(whole, folder, damage, before):
-    """Damage files of a copy, each file in its form, and resume the copy; return what is wrong, or None."""
+    """Damage files of a copy, each in its given form, and resume the copy; return what is wrong, or None."""
     copy = copy_of(whole, folder)
     for name, form in damage.items():
         truncate(copy.folder.path / name, form)
@@ -88,7 +88,9 @@ def test_a_resume_with_a_truncated_state_file_works_or_names_the_file_and_a_reme
     assert {"db/experiment.sqlite", "db/experiment.sqlite-wal", "jobs/*.json", "tls.pem"} <= kinds.keys(), (
         kinds
     )
-    whole = copy_of(stopped, tmp_path / "to look at")  # a copy, because a read may change SQLite's files
+    whole = copy_of(
+        stopped, tmp_path / "to look at"
+    )  # read from a copy, because reading may change SQLite's files
     before = committed(whole.folder)
     assert (len(before[0]), len(before[1])) == (2, RECORDS)
     if IS_THOROUGH:
@@ -118,7 +120,7 @@ nni.report_final_result(i)
 """
 
 
-def test_a_running_trial_is_adopted_although_its_job_state_file_is_truncated(a_real_experiment):
+def test_a_manager_adopts_a_running_trial_although_its_job_state_file_is_truncated(a_real_experiment):
     experiment = a_real_experiment(UNTIL_GATE, maxTrialNum=2)
     experiment.start()
     wait_until(

@@ -1,10 +1,10 @@
 """This manager resumes experiments of earlier releases whose manager was killed.
 
 No row is lost or duplicated. Each archive has three trials of 12 intermediate results and a final result. One trial has ended. Of
-the other two trials, one has 5 rows in the database and one has none; their attempt folders contain the remaining records. In
-experiment-0.6.tar.gz these attempts are unsigned and named attempts/0, and one of these trials also has a forged attempts/7. The
-experiment in experiment-0.7-format-6.tar.gz and the keeper in keeper-0.7-before-renames.tar.xz come from one commit, the last
-commit before columns and documents were renamed.
+the other two, one has 5 rows in the database and one has none; the remaining records are in their attempt folders. In
+experiment-0.6.tar.gz, the attempts of these two trials are unsigned and named attempts/0. One of the two also has a forged
+attempts/7. The experiment in experiment-0.7-format-6.tar.gz and the keeper in keeper-0.7-before-renames.tar.xz come from one
+commit. It is the last commit before columns and documents were renamed.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ def test_keepers_of_an_older_release_work_with_this_manager(
     a_real_experiment: Callable[..., RealExperiment],
     reuse: bool,
 ) -> None:
-    """With `reuse`, trials are prefetched. Together, both cases use all messages of the protocol except refusals."""
+    """With `reuse`, the manager prefetches trials. The two cases together use every message of the protocol except refusals."""
     unpack(HERE / "keeper-0.7-before-renames.tar.xz", tmp_path)
     python, started = tmp_path / "python", tmp_path / "started"
     python.write_text(
@@ -102,7 +102,7 @@ def test_keepers_of_an_older_release_work_with_this_manager(
     )
     python.chmod(0o755)
     monkeypatch.setattr(client, "sys", SimpleNamespace(executable=os.fspath(python)))
-    # The manager's fork server would start keepers of the current version, so it is not used.
+    # The fork server of this manager would start keepers of the current version, so the manager does not use it.
     monkeypatch.setattr(LocalTrainingService, "forks_keepers", False)
     trials_wanted = 8 if reuse else 3
     experiment = a_real_experiment(

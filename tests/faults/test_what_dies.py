@@ -1,4 +1,4 @@
-"""Each test has one kind of failure. No written byte is lost or counted twice, and every state is correct."""
+"""Each test causes one kind of failure. No written byte is lost or counted twice, and every state is correct."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def is_zombie(pid):
 
 
 def test_a_manager_killed_repeatedly_loses_or_duplicates_no_result(a_real_experiment):
-    """Each new manager uses another port, except for one restart at the same port."""
+    """Each manager uses a new port, except one that restarts on the port of its predecessor."""
     experiment = a_real_experiment(PACED, trialConcurrency=TRIALS, maxTrialNum=TRIALS)
     port = None
     for share in (0.05, 0.3, 0.6):
@@ -50,7 +50,7 @@ def test_a_manager_killed_repeatedly_loses_or_duplicates_no_result(a_real_experi
     summary = experiment.wait_for_status("DONE")
 
     assert summary["counts"]["SUCCEEDED"] == TRIALS
-    # A trial's message may quote the end of the keeper's log, so the log must have no lines of libraries.
+    # A trial's message may quote the end of the keeper's log, so the log must not contain log lines of libraries.
     for log in experiment.folder.jobs.glob("*.log"):
         assert [line for line in log.read_text().splitlines() if " trial-keeper " not in line] == []
     for trial in experiment.get("/trials"):
@@ -77,8 +77,8 @@ nni.report_final_result({REPORTS})
 
 
 def test_a_new_manager_adopts_running_trials_reads_ended_trials_and_fails_lost_trials(a_real_experiment):
-    """The keeper of the running trial has no state file. The keeper of the lost trial was killed during its trial. The keeper of
-    the ended trial was killed after its trial.
+    """The first trial runs, but its keeper has no state file. The keeper of the second trial is killed after the trial has ended.
+    The keeper of the third trial is killed while the trial runs.
     """
     experiment = a_real_experiment(ONE_GATED, trialConcurrency=3, maxTrialNum=3)
     experiment.start()
@@ -98,7 +98,7 @@ def test_a_new_manager_adopts_running_trials_reads_ended_trials_and_fails_lost_t
     (jobs / f"{running}.json").unlink()  # as if the manager had died before it wrote this file
     exit_json = experiment.stream(ended, Stream.METRICS).parent.parent / "exit.json"
     wait_until(exit_json.is_file, "a trial has ended")
-    os.kill(pids[ended], signal.SIGKILL)  # only the files of this trial remain
+    os.kill(pids[ended], signal.SIGKILL)  # no process of this trial remains, only its files
 
     experiment.start()
     wait_until(lambda: experiment.summary()["keepers"] == 1, "the keeper of the running trial has connected")
@@ -151,7 +151,7 @@ def test_the_guard_of_a_killed_keeper_ends_the_trial_and_the_stored_results_are_
 
 def test_a_resume_with_a_fixed_tuner_completes_an_experiment_after_a_tuner_error(a_real_experiment, tmp_path):
     train = "import nni_sdk as nni\nnni.get_next_parameter()\nnni.report_final_result(1)\n"
-    # This tuner fails at its third request.
+    # This tuner fails when it is asked for parameters the third time.
     broken = tmp_path / "sitecustomize"
     broken.mkdir()
     (broken / "sitecustomize.py").write_text(

@@ -21,7 +21,7 @@ WAITING = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.rep
 
 
 class ForgingClient:
-    """A client that sends arbitrary messages."""
+    """A client that can send any message, valid or not."""
 
     def __init__(self, experiment):
         self.experiment = experiment

@@ -1,4 +1,4 @@
-"""A whole experiment with an assessor that stops trials early and a tuner with a finite grid."""
+"""A whole experiment with an assessor that stops trials early, and with a tuner whose grid is finite."""
 
 import asyncio
 from functools import partial
@@ -75,10 +75,10 @@ nni_sdk.report_final_result(x)
 
 
 @pytest.mark.parametrize("has_intermediates", [False, True], ids=["as in Optuna", "as in NNI"])
-def test_a_trial_that_a_pruner_stops_is_a_pruned_trial_of_the_study(
+def test_the_tuner_study_records_a_trial_that_a_pruner_stops_as_pruned(
     a_real_experiment, monkeypatch, has_intermediates
 ):
-    """The test checks two studies: the study of the manager that ran the trials, and the study that the next manager restores."""
+    """The test checks two studies: that of the manager which ran the trials, and that which the next manager restores."""
     experiment = a_real_experiment(
         PRUNED,
         space={"x": {"_type": "choice", "_value": [0.0, 1.0]}},
@@ -95,7 +95,7 @@ def test_a_trial_that_a_pruner_stops_is_a_pruned_trial_of_the_study(
 
     def recorded(**settings):
         study = create_study(**settings)
-        # The pruner creates a study of its own, which has a name. Only the tuner's studies are recorded.
+        # The study of the pruner has a name, and that of the tuner has none. Only the tuner's studies are recorded.
         if settings.get("study_name") is None:
             studies.append(study)
         return study
@@ -111,7 +111,7 @@ def test_a_trial_that_a_pruner_stops_is_a_pruned_trial_of_the_study(
     async def run():
         async with a_manager_here(experiment, jobs) as engine:
             await until(engine.finished.is_set, "the experiment is over")
-            # The tuner's thread may receive the last result a moment after the end of the experiment.
+            # The experiment may end a moment before the tuner's thread receives the last result.
             await until(lambda: has_all_results(1), "the tuner has all results")
 
     async def restore():

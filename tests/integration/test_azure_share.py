@@ -86,7 +86,7 @@ def a_trial():
 
 def test_all_files_for_keepers_are_uploaded_and_manager_json_is_uploaded_last(azure, share, workspace):
     files = SharedFiles(workspace, share)
-    # The file needs more than one range request.
+    # An upload of this file needs several range requests.
     workspace.code_snapshot("c0de").write_bytes(bytes(range(256)) * 20_000)
     workspace.checkpoints.mkdir()
     document = ManagerDocument("EXPT", "0.6.0", ("10.0.0.1:8081",))
@@ -121,7 +121,7 @@ def test_an_upload_replaces_the_file_atomically_by_a_rename(azure, share, worksp
     assert list((azure.share / "EXPT").iterdir()) == [azure.share / "EXPT" / "run.sh"]
 
 
-def test_folders_deleted_from_the_share_are_created_again(azure, share, workspace):
+def test_an_upload_recreates_folders_that_were_deleted_from_the_share(azure, share, workspace):
     workspace.run_sh.write_text("echo\n")
     share.send(workspace.run_sh)
     share.remove(workspace.root)
@@ -183,7 +183,9 @@ def test_fetch_downloads_only_the_bytes_that_are_missing_locally(azure, share, w
         there.stream(Stream.STDOUT).write_bytes(written)
         files.fetch("trial", Stream.STDOUT)
         assert here.read_bytes() == brought
-    SharedFiles(workspace).fetch("trial", Stream.STDERR)  # fetch() downloads nothing from a mount.
+    SharedFiles(workspace).fetch(
+        "trial", Stream.STDERR
+    )  # With a mount instead of the share's API, fetch() downloads nothing.
 
 
 def test_a_log_fetched_by_two_processes_at_once_is_complete_and_not_duplicated(azure, share, workspace):
@@ -320,7 +322,7 @@ def test_an_unreachable_vault_is_a_retryable_error(azure, workspace):
         AzureShare(AzureStorage(ACCOUNT, SHARE, "elsewhere", SECRET), workspace.root, QUICK)
 
 
-def test_the_share_check_uses_one_call_and_raises_for_an_unreachable_share(azure, share):
+def test_the_check_of_a_share_makes_one_api_call_and_raises_if_the_share_is_unreachable(azure, share):
     share.check()
     assert azure.asked == ["GET nni?restype=share"]
     azure.key = new_key("second")

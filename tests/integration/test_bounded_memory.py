@@ -1,4 +1,4 @@
-"""The disk of a manager is blocked, and its keepers keep sending."""
+"""The disk of a manager is blocked, and its keepers continue to send."""
 
 import contextlib
 import sqlite3
@@ -27,9 +27,9 @@ from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 KEEPERS = 16
 CHUNK_BYTES = 256 * 1024
 MAX_CHUNKS = 200
-# Each stream may use memory for one message in the servicer, and for the bytes that gRPC has read in advance.
+# Memory allowed for each stream: one message in the servicer, and the bytes that gRPC has read in advance.
 MAX_OF_A_STREAM_BYTES = 1 << 20
-# The test tolerates this much memory that Python's allocator does not return.
+# Memory that Python's allocator does not return; the test tolerates this much.
 SLACK_BYTES = 16 << 20
 STANDS_STILL_LOOKS = 20
 
@@ -114,7 +114,7 @@ def test_a_manager_with_a_blocked_disk_uses_bounded_memory_and_keeps_all_connect
             blocker.close()
         assert sent_bytes < KEEPERS * MAX_CHUNKS * CHUNK_BYTES / 2
         assert grown_bytes < MAX_BYTES + KEEPERS * MAX_OF_A_STREAM_BYTES + SLACK_BYTES
-        # All keepers continue when the disk accepts writes again.
+        # All keepers continue to send when the disk accepts writes again.
         held = [flood.sent_chunks for flood in floods]
         wait_until(
             lambda: all(flood.sent_chunks > chunks for flood, chunks in zip(floods, held, strict=True)),
@@ -137,7 +137,7 @@ def hold_the_database(database):
 
 
 def wait_until_stalled(floods):
-    """Wait until the manager has accepted no chunk during STANDS_STILL_LOOKS polls."""
+    """Wait until the manager has accepted no chunk during the last STANDS_STILL_LOOKS polls."""
     seen = []
 
     def nothing_moves():

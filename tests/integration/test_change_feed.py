@@ -84,7 +84,9 @@ def test_the_first_poll_returns_all_trials_and_later_polls_only_changes(a_snapsh
     assert document_of(feed, Cursor.read(second["version"]))["trials"] == []
 
 
-def test_a_client_that_loads_windows_receives_no_rows_if_more_than_max_rows_changed(a_snapshot, monkeypatch):
+def test_a_client_that_loads_windows_receives_no_rows_if_more_rows_than_max_rows_changed(
+    a_snapshot, monkeypatch
+):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 5)
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.0)
     for number in range(5):
@@ -93,7 +95,7 @@ def test_a_client_that_loads_windows_receives_no_rows_if_more_than_max_rows_chan
     few = document_of(feed, may_window=True)
     assert (len(few["trials"]), "windowed" in few) == (5, False)
     begin(a_snapshot.experiment, 5)
-    # The cursor shows that the client already has trials 0 to 4.
+    # The cursor in this request shows that the client already has trials 0 to 4.
     assert [
         row["id"] for row in document_of(feed, Cursor.read(few["version"]), may_window=True)["trials"]
     ] == ["t5"]
@@ -103,7 +105,7 @@ def test_a_client_that_loads_windows_receives_no_rows_if_more_than_max_rows_chan
     begin(a_snapshot.experiment, 6)
     changes = document_of(feed, Cursor.read(many["version"]), may_window=True)
     assert (changes["reset"], [row["id"] for row in changes["trials"]]) == (False, ["t6"])
-    # After a long pause, more trials have changed than a response may contain.
+    # The client has not polled for a long time, and more trials have changed than one response may contain.
     for number in range(7, 13):
         begin(a_snapshot.experiment, number)
     late = document_of(feed, Cursor.read(many["version"]), may_window=True)
@@ -128,10 +130,10 @@ def test_a_row_is_serialised_once_per_change_of_its_trial(a_snapshot, monkeypatc
     assert sorted(written) == sorted([*(f"t{number}" for number in range(50)), "t7"])
 
 
-def test_later_responses_have_the_new_state_of_a_trial_that_changes_during_a_slow_response(
+def test_a_trial_that_changes_during_a_slow_response_has_its_new_state_in_the_next_response(
     tmp_path, monkeypatch
 ):
-    """A view replaces its trials at each poll, so a slow response may contain outdated trials."""
+    """`nnictl view` replaces its trials at each poll of the store, so a slow response may contain outdated trials."""
     monkeypatch.setattr(stored_experiment, "_POLL_INTERVAL_S", 0.0)
     stored = made_experiment(tmp_path, 1000).folder
     with contextlib.closing(StoredExperimentReader(stored)) as looked:
@@ -141,7 +143,7 @@ def test_later_responses_have_the_new_state_of_a_trial_that_changes_during_a_slo
             pieces = feed.delta(None)
             slow = [await anext(pieces), await anext(pieces)]
             write(stored, trial_row(made_trial(999, time.time(), -1.0)))
-            looked.snapshot()  # This stands for a request of another client, which polls the store.
+            looked.snapshot()  # This call simulates a request of another client, which polls the store.
             return [*slow, *[piece async for piece in pieces]]
 
         asyncio.run(ask_slowly())
@@ -229,7 +231,7 @@ def test_a_reconnected_follower_receives_only_changes_since_its_version(served, 
         assert (first["reset"], [row["id"] for row in first["trials"]]) == (False, ["00008"])
 
 
-def test_the_number_of_followers_is_limited_and_a_disconnected_follower_frees_capacity(served, monkeypatch):
+def test_the_number_of_followers_is_limited_and_a_disconnect_admits_another_follower(served, monkeypatch):
     monkeypatch.setattr("nni_manager.web.api.MAX_FOLLOWERS", 3)
     with contextlib.ExitStack() as stack:
         following = []
@@ -249,7 +251,7 @@ def test_the_number_of_followers_is_limited_and_a_disconnected_follower_frees_ca
         assert time.monotonic() < deadline_s, "the places of disconnected followers are not free"
 
 
-def test_the_limit_of_followers_applies_to_concurrent_connections(tmp_path, monkeypatch):
+def test_the_limit_of_followers_also_holds_if_many_clients_connect_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("nni_manager.web.api.MAX_FOLLOWERS", 5)
     experiment = made_experiment(tmp_path, 300)
     with served_view(experiment.folder) as view, contextlib.ExitStack() as stack:
@@ -258,7 +260,7 @@ def test_the_limit_of_followers_applies_to_concurrent_connections(tmp_path, monk
             + view.session_auth.token.encode()
             + b"\r\n\r\n"
         )
-        # The second round is accepted only after the followers of the first round are removed.
+        # The server accepts the second round only after it has removed the followers of the first round.
         for _ in range(2):
             peers = [
                 stack.enter_context(socket.create_connection(("127.0.0.1", view.port), timeout=DEADLINE_S))

@@ -1,4 +1,6 @@
-"""The HTTP API changes a running experiment, in the test's process. A resume keeps the changes."""
+"""Clients of the HTTP API change a running experiment, and a resume keeps the changes. The manager runs in the process of the
+test.
+"""
 
 import asyncio
 import contextlib
@@ -52,7 +54,7 @@ ON_A_GRID = {"tuner": {"builtinTunerName": "GridSearch"}, "space": GRID}
 
 @pytest.fixture(autouse=True)
 def no_wait_for_keepers(monkeypatch):
-    """The tests have no keepers. Without this fixture, the close of a finished experiment would wait for keepers."""
+    """The tests have no keepers. Without this fixture, a finished experiment would wait for them before it closes."""
     monkeypatch.setattr(engine_module, "_LAST_KEEPERS_S", 0.01)
 
 
@@ -116,7 +118,7 @@ class Live:
             await asyncio.sleep(0.01)
 
     async def made(self, count):
-        """Wait for `count` trials that all have a job; return the values of x."""
+        """Wait until there are `count` trials and each has a job; return their values of x."""
         trials = self.engine.experiment.trials
         await self.until(lambda: len(trials) == count and all(trial.job_id for trial in trials.values()))
         return [trial.parameters["x"] for trial in trials.values()]
@@ -149,7 +151,7 @@ async def served(engine, service=None):
 
 @contextlib.asynccontextmanager
 async def a_manager(experiment, presence=JobPresence.RUNNING, make_tuner=make_tuner):
-    # The test takes the configuration from the store, because a real manager process reads it from there, too.
+    # The test reads the configuration from the store, like a real manager process.
     with StoreReader(experiment.folder.database) as reader:
         experiment.config = ExperimentSpec.from_json(reader.experiment().config)
     engine, service = an_engine(experiment, presence, kind=Jobs, make_tuner=make_tuner)
@@ -330,7 +332,7 @@ def test_a_view_refuses_every_change(a_real_experiment):
 # ---- the search space
 
 
-def test_a_changed_search_space_applies_to_new_trials_and_after_a_resume(a_real_experiment):
+def test_a_changed_search_space_applies_to_new_trials_and_is_kept_by_a_resume(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=50, **ON_A_GRID)
 
     async def scenario():
@@ -338,7 +340,7 @@ def test_a_changed_search_space_applies_to_new_trials_and_after_a_resume(a_real_
             assert await live.made(2) == [0, 1]
             live.finish(0)
             await live.made(3)
-            # Trials 1 and 2 still run. The tuner receives their results later.
+            # Trials 1 and 2 still run, so the tuner receives their results after the change of the search space.
             await live.put("SEARCH_SPACE", searchSpace={"x": {"_type": "quniform", "_value": [0, 4, 1]}})
             live.finish(1)
             assert await live.made(4) == [0, 1, 2, 2], "0 and 1 have results; trial 2 is running"
@@ -351,7 +353,7 @@ def test_a_changed_search_space_applies_to_new_trials_and_after_a_resume(a_real_
                 live.finish(number)
             await live.engine.finished.wait()
             assert live.state == "DONE"
-            # The new search space has untried values.
+            # The new search space has values that no trial has tried, so the ended experiment runs again.
             await live.put(
                 "SEARCH_SPACE", searchSpace=json.dumps({"x": {"_type": "randint", "_value": [7, 9]}})
             )
@@ -501,7 +503,7 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
             with contextlib.closing(
                 sqlite3.connect(experiment.folder.database, isolation_level=None)
             ) as slow:
-                # The lock blocks the store, so that both changes are committed in one transaction.
+                # The lock blocks the store, so that it commits both changes in one transaction.
                 slow.execute("BEGIN IMMEDIATE")
                 first = asyncio.ensure_future(live.ask("POST", "/trial-jobs", json={"x": 2}))
                 await live.until(lambda: len(live.engine.experiment.trials) == 2)
@@ -512,15 +514,13 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
                 changes.append(
                     asyncio.ensure_future(live.ask("POST", "/experiment/import-data", json=results))
                 )
-                # An import that waits for the change of the search space queues no bytes. In that case, the call of wait_for()
-                # ends after 1 s.
+                # If the import waits for the change of the search space, it queues no bytes, and wait_for() times out after 1 s.
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(live.until(lambda: commits.waiting_bytes > waiting_bytes), 1)
                 slow.execute("ROLLBACK")
             await asyncio.gather(first, *changes)
             assert [(tuner.revision, tuner.received.count(3.0)) for tuner in tuners[1:]] == [(1, 1)]
-            # The manager reports the result of the trial that ends now to the tuner. Until this report, the history omits the
-            # trial.
+            # The history omits the trial that ends now, until the manager has reported its result to the tuner.
             live.finish(1)
             assert [result.parameters for result in live.engine.history.all_known()[0]] == [{"x": 3.0}]
             await live.until(lambda: tuners[-1].received.count(2) == 1)
@@ -532,7 +532,7 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
 # ---- jobs that the cluster loses
 
 
-def test_a_lost_job_is_resubmitted_also_after_a_resume(a_real_experiment):
+def test_a_lost_job_is_submitted_again_and_a_resume_keeps_the_number_of_retries(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=2)
 
     async def scenario():
@@ -542,7 +542,7 @@ def test_a_lost_job_is_resubmitted_also_after_a_resume(a_real_experiment):
             live.service.lose(trial.trial_id)
             await live.until(lambda: len(live.service.job_ids) == 2)
             assert live.service.job_ids == [trial.trial_id, f"{trial.trial_id}-1"]
-            # The keeper of this job starts an attempt. Then this job is lost, too.
+            # The keeper of the second job starts an attempt. Then the second job is lost too.
             sign_attempt(
                 experiment.folder, AttemptKey(trial.trial_id, attempt_id(0), "main-0"), f"{trial.trial_id}-1"
             )
@@ -556,7 +556,8 @@ def test_a_lost_job_is_resubmitted_also_after_a_resume(a_real_experiment):
             trial = live.trial(0)
             lost = [(int(each.key.attempt_id), each.is_lost) for each in trial.registered.registered]
             assert (trial.retries, lost) == (2, [(0, True)])
-            # The previous manager closed before it submitted the job, so no retry is counted.
+            # The previous manager closed before it submitted the third job. The next manager submits this job and counts no
+            # further retry.
             await live.until(lambda: live.service.job_ids == [f"{trial.trial_id}-2"])
             live.begin(0)
             assert trial.state.value == "WAITING", "the attempt of a lost job must be ignored"
@@ -601,7 +602,7 @@ def test_the_keeper_of_a_job_reported_as_lost_receives_close_and_shutdown_messag
             (word,) = said(session)
             assert word.attempt == AttemptOffsets(key, {}, closed=True)
             session.closed()
-            # After a reconnect, the attempt is closed too, and the keeper receives a Shutdown.
+            # When the keeper connects again, the manager reports the attempt as closed and sends a Shutdown.
             welcome, leave = said(hello(key))
             assert (welcome.attempts, type(leave)) == ((AttemptOffsets(key, {}, closed=True),), Shutdown)
             assert (trial.state.value, trial.retries, trial.run.attempt) == ("WAITING", 1, None)
@@ -615,7 +616,7 @@ def task_names():
     return [task.get_coro().__name__ for task in asyncio.all_tasks()]
 
 
-def test_a_job_lost_during_its_submission_is_replaced_and_not_submitted_again(a_real_experiment):
+def test_a_job_that_is_lost_during_its_submission_is_replaced_by_exactly_one_job(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
 
     async def scenario():

@@ -113,7 +113,7 @@ def test_a_doctor_does_not_disturb_the_link_of_a_running_keeper(site, run_checks
     assert "link to the manager is down" not in keeper.stderr
 
 
-def test_a_doctor_reaches_a_real_manager_without_disturbing_its_keeper(a_real_experiment):
+def test_the_doctor_connects_to_a_real_manager_without_disturbing_its_keeper(a_real_experiment):
     train = (
         "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\n"
         "nni.report_intermediate_result(1)\ntime.sleep(600)\n"
@@ -147,7 +147,7 @@ def test_missing_settings_fail_only_the_settings_check(site, run_checks):
     assert "without token" in report.words("grpc")
 
 
-def test_mount_and_network_are_checked_without_the_other_settings(site, run_checks):
+def test_mount_and_network_are_checked_even_if_all_other_settings_are_missing(site, run_checks):
     names = ("EXPERIMENT_ID", "JOB_ID", "TOKEN", "TRIAL_ID")
     report = run_checks(without=[f"TRIAL_KEEPER_{name}" for name in names])
     assert report.failed == ["settings"]
@@ -157,7 +157,7 @@ def test_mount_and_network_are_checked_without_the_other_settings(site, run_chec
 # ---- the shared storage
 
 
-def test_a_missing_mount_fails_the_mount_check_and_shows_the_existing_part_of_the_path(
+def test_a_missing_mount_fails_the_mount_check_and_the_message_shows_the_existing_part_of_the_path(
     site, run_checks, tmp_path
 ):
     report = run_checks(workspace=str(tmp_path / "nowhere" / EXPERIMENT))
@@ -186,7 +186,7 @@ def test_an_empty_folder_in_place_of_the_mount_fails_the_mount_and_manager_check
 
 
 def mounting(script):
-    """A command prefix that runs `script` in a new mount namespace, where the script may change mounts."""
+    """A command prefix that runs `script` in a new mount namespace. The script may change mounts there."""
     prefix = ("unshare", "--map-root-user", "--mount", "bash", "-ec", f'{script}; exec "$@"', "-")
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
         pytest.skip("needs unshare and the right to mount")
@@ -216,7 +216,7 @@ def test_a_full_mount_fails_the_space_and_write_checks(site, run_checks):
 
 
 @pytest.mark.any_machine
-def test_a_mount_of_another_user_fails_the_checks_and_the_remedy_names_the_owner(
+def test_a_mount_that_belongs_to_another_user_fails_the_checks_and_the_remedy_names_the_owner(
     site, run_checks, open_way, as_nobody
 ):
     site.workspace.root.chmod(0o711)
@@ -293,7 +293,7 @@ def test_a_host_name_that_cannot_be_resolved_fails_the_name_check(site, run_chec
 
 @contextlib.contextmanager
 def listener(answer=None):
-    """Listen like another program: send `answer` to every client, or nothing if it is None."""
+    """Listen like a program that is no manager: send `answer` to every client, or nothing if `answer` is None."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         held = []
 
@@ -399,7 +399,7 @@ def test_a_broken_gpu_driver_is_reported_with_its_error(site, run_checks, tmp_pa
     assert error in run_checks().words("gpu")
 
 
-def test_an_amd_driver_of_another_version_than_its_binding_is_reported_with_the_remedy(
+def test_an_amd_driver_whose_version_differs_from_its_binding_is_reported_with_the_remedy(
     site, run_checks, tmp_path
 ):
     (tmp_path / "empty.c").touch()

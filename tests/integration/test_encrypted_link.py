@@ -1,4 +1,4 @@
-"""A manager listens beyond loopback, and its keeper connects with TLS. A machine in the middle can read nothing."""
+"""A manager listens on an address beyond loopback, and its keeper connects with TLS. A machine in the middle can read nothing."""
 
 import os
 import socket
@@ -115,7 +115,7 @@ def test_an_eavesdropper_on_a_tls_link_reads_neither_token_nor_metrics(encrypted
 
 
 def test_an_eavesdropper_on_a_link_without_tls_reads_token_and_metrics(silent_site: Site, tapped) -> None:
-    """This counter-check shows that the previous test would fail without encryption."""
+    """This test shows that the previous test would fail without encryption."""
     silent_site.manager.start()
     silent_site.gate("gate")
     silent_site.add_python_trial(TRAIN)
@@ -128,12 +128,12 @@ def test_an_eavesdropper_on_a_link_without_tls_reads_token_and_metrics(silent_si
     assert b"PERIODICAL" in tap.seen
 
 
-def test_a_keeper_sends_nothing_until_the_manager_has_the_expected_certificate(
+def test_a_keeper_sends_nothing_until_the_manager_presents_the_expected_certificate(
     encrypted: Site, tmp_path
 ) -> None:
     expected = encrypted.manager.certificate
     encrypted.manager.close()
-    # The manager listens with another certificate, while manager.json still names the expected certificate.
+    # The manager presents another certificate, while manager.json still names the expected one.
     encrypted.manager.certificate = Certificate.of(tmp_path / "other.pem", [])
     encrypted.manager.start()
     encrypted.manager.certificate = expected

@@ -1,4 +1,4 @@
-"""The engine with scripted training services, mostly when a component fails."""
+"""The engine with scripted training services. In most tests a component fails."""
 
 import asyncio
 import json
@@ -109,7 +109,7 @@ def test_a_failing_assessor_is_reported_and_running_trials_continue(a_real_exper
 
 
 class OnePlace(Void):
-    """A training service that runs one job at a time. Other jobs wait for their reservation."""
+    """A training service that runs one job at a time. The other jobs wait for a reservation."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -137,7 +137,7 @@ class OnePlace(Void):
         return True
 
 
-def test_stopping_a_waiting_trial_cancels_the_trial_and_frees_its_reservation(a_real_experiment):
+def test_a_stop_of_a_waiting_trial_cancels_the_trial_and_releases_its_reservation(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=3)
 
     async def scenario():
@@ -235,7 +235,7 @@ def test_a_trial_keeps_running_if_its_keeper_connects_before_the_submission_retu
 
 
 class Refusing(Void):
-    """A training service that refuses every job."""
+    """A training service that refuses each submitted job."""
 
     async def submit(self, settings):
         raise UserError("cannot submit: the image does not exist; name another")
@@ -290,7 +290,7 @@ def test_no_trial_is_submitted_after_the_manager_closes(a_real_experiment):
         await start(engine)
         await blocked.wait()
         (trial_id,) = engine.experiment.trials
-        # stop_trial() cancels the blocked submission. close() must prevent the submission of the next trial.
+        # stop_trial() cancels the blocked submission. Then close() must prevent the submission of the next trial.
         engine.stop_trial(trial_id)
         await engine.close()
         assert not engine.runtime.failed.is_set()
@@ -346,7 +346,9 @@ def test_code_that_cannot_be_packed_fails_the_start_without_a_trial(a_real_exper
 
 
 @pytest.mark.parametrize("own", [KeeperExit.MOUNT_FORBIDDEN, KeeperExit.VERSION, KeeperExit.COMMAND])
-def test_the_exit_code_of_a_keeper_that_started_no_attempt_sets_the_trials_reason(a_real_experiment, own):
+def test_the_exit_code_of_a_keeper_that_started_no_attempt_determines_the_reason_of_the_trial(
+    a_real_experiment, own
+):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -364,7 +366,9 @@ def test_the_exit_code_of_a_keeper_that_started_no_attempt_sets_the_trials_reaso
     play(scenario)
 
 
-def test_a_full_store_is_a_problem_in_every_view_until_space_is_free(a_real_experiment, monkeypatch):
+def test_a_full_store_is_reported_as_a_problem_in_every_view_until_space_is_free(
+    a_real_experiment, monkeypatch
+):
     monkeypatch.setattr(commits, "RETRY_S", 0.05)
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
@@ -377,7 +381,9 @@ def test_a_full_store_is_a_problem_in_every_view_until_space_is_free(a_real_expe
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
         (trial,) = engine.experiment.trials.values()
-        trial.run.message = "x" * 100_000  # The message needs more pages than max_page_count allows.
+        trial.run.message = (
+            "x" * 100_000
+        )  # A write of this message needs more pages than max_page_count allows.
         stored = engine.commits.add([trial_row(trial)])
         await until(lambda: engine.snapshot().problem)
         snapshot = engine.snapshot()
@@ -430,7 +436,7 @@ def test_the_manager_accepts_keepers_only_between_start_and_close(a_real_experim
         await engine.close()
         with pytest.raises(NotAccepting):
             engine.admission.admit(*words)
-        # After close(), the store is closed, so a late message must not reach the store.
+        # After close() the store is closed, so the manager must drop a late message.
         session.receive(Chunk(words[0].attempts[0], Stream.STDOUT, 0, b"late"))
         assert not engine.runtime.failed.is_set()
 
@@ -496,7 +502,7 @@ class ScriptedKeeper:
         self.send(TrialStarted(key, 10.0), ended, Idle())
 
     async def receive_until(self, kind):
-        """Return all RunTrial and RevokeTrial messages up to the first message of this kind."""
+        """Return all RunTrial and RevokeTrial messages up to and including the first one of type `kind`."""
         told = []
         while not (told and isinstance(told[-1], kind)):
             message = await self.session.outgoing.get()
@@ -505,7 +511,7 @@ class ScriptedKeeper:
         return told
 
 
-def test_a_revoke_follows_the_dispatch_and_an_answer_from_an_old_stream_is_ignored(
+def test_a_revoke_is_sent_after_the_dispatch_and_a_response_on_a_superseded_stream_is_ignored(
     a_real_experiment, monkeypatch
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=6, localConfig={"reuse": True})
@@ -588,7 +594,7 @@ async def a_connected_keeper(engine, service):
 
 
 def acknowledged(keeper):
-    """The offsets of all acknowledgements that the keeper has not read yet."""
+    """The offsets of all acknowledgements that are queued for the keeper."""
     offsets = []
     while not keeper.session.outgoing.empty():
         message = keeper.session.outgoing.get_nowait()
@@ -610,7 +616,7 @@ def test_uncommitted_bytes_are_not_acknowledged_and_their_results_do_not_count(
         await engine.runtime.durable()
         assert acknowledged(keeper) == [{Stream.STDOUT: 7}]
 
-        # Another manager opens the store, so each later commit of this manager fails.
+        # Another manager opens the store. From then on, every commit of this manager fails.
         Store(experiment.folder.database, experiment.folder.collected_logs).close()
         keeper.send(Chunk(key, Stream.STDOUT, 7, b"lost\n"), Chunk(key, Stream.METRICS, 0, metrics))
         await engine.runtime.failed.wait()
@@ -623,7 +629,7 @@ def test_uncommitted_bytes_are_not_acknowledged_and_their_results_do_not_count(
         assert reader.offsets(AttemptKey(trial_id, attempt_id(0), "main-0")) == {Stream.STDOUT: 7}
 
 
-def test_the_log_reports_at_most_ten_corrupt_spans_of_an_attempt(a_real_experiment, caplog):
+def test_the_log_reports_at_most_ten_corrupt_spans_of_the_metrics_of_an_attempt(a_real_experiment, caplog):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -643,7 +649,7 @@ def test_the_log_reports_at_most_ten_corrupt_spans_of_an_attempt(a_real_experime
     assert [line.endswith("further corrupt spans are not logged") for line in lines] == [False] * 9 + [True]
 
 
-def test_the_version_of_the_code_is_recorded_again_only_if_the_code_has_changed(a_real_experiment):
+def test_a_new_version_of_the_code_is_recorded_only_if_the_code_has_changed(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1)
 
     async def recorded():
@@ -669,7 +675,7 @@ def test_the_version_of_the_code_is_recorded_again_only_if_the_code_has_changed(
 
 
 class Unhurried(Void):
-    """A training service that ends a job some time after its stop."""
+    """A training service whose jobs end some time after they were stopped."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -725,7 +731,7 @@ def test_a_job_that_still_runs_after_its_stop_deadline_is_killed(a_real_experime
     play(scenario)
 
 
-def test_the_manager_dispatches_a_trial_again_if_its_restarted_keeper_has_no_attempt(a_real_experiment):
+def test_the_manager_dispatches_a_trial_again_if_its_keeper_restarted_without_an_attempt(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, localConfig={"reuse": True})
 
     async def scenario():
@@ -752,9 +758,7 @@ def test_the_manager_dispatches_a_trial_again_if_its_restarted_keeper_has_no_att
 @pytest.mark.parametrize(
     ("runs_out_at_s", "pause_s"), [(None, 2.0), (1000.0, 2.0), (101.5, 1.5), (100.0, 0.05), (40.0, 0.05)]
 )
-def test_the_engine_checks_time_limits_when_the_next_limit_expires_and_every_two_seconds(
-    runs_out_at_s, pause_s
-):
+def test_the_engine_sleeps_until_the_next_time_limit_expires_but_at_most_two_seconds(runs_out_at_s, pause_s):
     assert engine_module._pause_s(runs_out_at_s, 100.0) == pause_s
 
 

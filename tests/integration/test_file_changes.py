@@ -41,7 +41,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_metrics_or_output_file_changed_by_the_trial_is_reported_when_the_trial_ends(site, name):
+def test_a_change_by_the_trial_to_its_metrics_or_output_file_is_reported_when_the_trial_ends(site, name):
     change, found = CHANGES[name]
     site.gate("collected")
     site.add_python_trial(TRAIN.format(change=change))

@@ -43,7 +43,7 @@ def a_server(folder):
 
 
 def incomplete_settings(**more):
-    """An environment with missing settings, so that a keeper exits at once with an error message."""
+    """An environment that lacks settings, so that a keeper exits immediately with an error message."""
     return os.environ | {"TRIAL_KEEPER_JOB_ID": "JOB1"} | more
 
 
@@ -61,7 +61,7 @@ def fork_servers(of):
     for each in psutil.Process(of).children():
         with contextlib.suppress(
             psutil.NoSuchProcess
-        ):  # Another test may have left a process that ends now, or a zombie.
+        ):  # A process of another test may end now, or be a zombie.
             # The kernel shows an empty command line for a moment after Popen returns.
             wait_until(each.cmdline, "the process has a command line")
             found += [each] if FORK_SERVER in each.cmdline() else []
@@ -106,7 +106,7 @@ async def test_a_job_that_is_stopped_while_its_keeper_is_forked_ends_without_a_t
         await service.close()
 
 
-async def test_an_already_running_fork_server_forks_the_keepers(tmp_path):
+async def test_keepers_are_forked_by_a_fork_server_that_already_runs(tmp_path):
     with a_server(tmp_path) as server:
         server.open()
         (opened,) = fork_servers(os.getpid())
@@ -115,7 +115,7 @@ async def test_an_already_running_fork_server_forks_the_keepers(tmp_path):
         assert await asyncio.wait_for(exit_code, DEADLINE_S) == KeeperExit.SETTINGS
 
 
-async def test_proc_shows_the_environment_and_command_line_of_a_forked_keeper(tmp_path):
+async def test_the_proc_file_system_shows_the_environment_and_command_line_of_a_forked_keeper(tmp_path):
     shown = []
 
     def watch(pid, exit_code):
@@ -132,7 +132,7 @@ async def test_proc_shows_the_environment_and_command_line_of_a_forked_keeper(tm
     assert session == pid
 
 
-async def test_a_forked_process_exits_before_the_keeper_runs_if_the_manager_cannot_watch_the_process(
+async def test_a_forked_process_exits_before_it_runs_the_keeper_if_the_manager_cannot_watch_it(
     tmp_path,
 ):
     pids = []
@@ -146,7 +146,7 @@ async def test_a_forked_process_exits_before_the_keeper_runs_if_the_manager_cann
             await server.start(incomplete_settings(), log.fileno(), fail)
         wait_until(lambda: processes.is_dead(pids[0]), "the fork has ended")
         assert (tmp_path / "log").read_text() == ""
-        # The next request must receive its own answer, not an answer to the failed request.
+        # The next request must receive its own response, not that of the failed request.
         pid, exit_code, _ = await forked(server, tmp_path, incomplete_settings())
         assert pid != pids[0]
         assert await asyncio.wait_for(exit_code, DEADLINE_S) == KeeperExit.SETTINGS
@@ -163,7 +163,7 @@ async def test_an_environment_that_is_too_large_for_a_request_is_refused(tmp_pat
         assert (await forked(server, tmp_path, incomplete_settings()))[2]
 
 
-async def test_the_death_of_a_fork_server_makes_one_exit_code_unknown_and_later_forks_succeed(tmp_path):
+async def test_if_the_fork_server_is_killed_one_exit_code_is_unknown_and_later_forks_succeed(tmp_path):
     with a_server(tmp_path) as server:
         _, first, _ = await forked(server, tmp_path, incomplete_settings())
         await asyncio.wait_for(first, DEADLINE_S)
@@ -221,7 +221,7 @@ def test_after_the_manager_is_killed_the_keepers_continue_and_the_fork_server_ex
 
 
 def guard_of(keeper):
-    """The guard of a keeper is the other process with the keeper's environment."""
+    """Return the guard of a keeper: the only other process with the same environment."""
     environ = processes.environ_of(keeper.pid)
     (pid,) = (pid for pid in processes.pids_where(environ.__eq__) if pid != keeper.pid)
     return psutil.Process(pid)

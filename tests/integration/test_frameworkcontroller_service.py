@@ -54,7 +54,7 @@ async def test_hanging_delete_calls_do_not_delay_the_ends_of_other_jobs(site):
     site.runs("true")
     site.cluster.api.misbehave("hang", 100, at=("delete", "frameworks"))
     async with site.manager() as service:
-        for number in range(6):  # There are more jobs than worker threads.
+        for number in range(6):  # Six jobs are more than the worker threads of the service.
             await service.submit(site.settings(f"trial{number}"))
         await site.has_ended(6)
         assert len(site.store.list(FRAMEWORKS)) == 6, "the deletes must hang"
@@ -149,7 +149,7 @@ async def test_jobs_with_the_same_framework_name_run_one_after_the_other(site):
         await service.submit(site.settings("tRiAl1"))
 
 
-async def test_a_full_cluster_is_the_pending_reason_of_a_job(site):
+async def test_the_pending_reason_of_a_job_on_a_full_cluster_is_that_no_node_is_available(site):
     async with site.manager() as service:
         site.cluster.node.is_full = True
         await service.submit(site.settings())
@@ -227,7 +227,7 @@ async def test_a_late_pod_status_removes_the_pending_reason_from_the_message_of_
     site, monkeypatch
 ):
     async with site.manager() as service:
-        # The test calls the handlers itself, so that the change of the pod arrives last.
+        # The watches are disabled. The test calls the handlers itself, so that the change of the pod arrives last.
         monkeypatch.setattr(service, "_watch", lambda: None)
         service._on_pod(Synced())
         await service.submit(site.settings())
@@ -350,7 +350,7 @@ async def test_a_job_is_not_created_until_the_incomplete_job_of_the_same_name_is
 async def test_a_new_manager_deletes_only_ended_jobs_of_the_previous_manager(site):
     site.runs("case $TRIAL_KEEPER_JOB_ID in trial1) exit 0;; esac; exec sleep 100")
     async with site.manager() as first:
-        # Because the delete is denied, the first manager reports the end and exits without deleting the ended job.
+        # The delete is denied, so the first manager reports the end of trial1 and exits without deleting its job.
         site.cluster.api.denied.add(("delete", "frameworks"))
         await first.submit(site.settings("trial1"))
         await first.submit(site.settings("trial2"))
@@ -474,7 +474,8 @@ async def test_the_service_polls_an_adopted_job_until_the_cluster_answers(site):
 
 
 async def test_the_number_of_list_and_watch_calls_is_independent_of_the_number_of_jobs(site, monkeypatch):
-    # On a busy machine, the controller may create the pods later than the service expects.
+    # On a busy machine, the controller may create the pods so late that the service checks for missing pods. This delay disables
+    # the check.
     monkeypatch.setattr(missing_pods, "_FIRST_CHECK_S", 1e6)
     site.cluster.node.is_full = True  # A full node keeps all jobs pending.
     async with site.manager() as service:

@@ -243,7 +243,7 @@ FLOOD, QUIET, OTHER = (AttemptKey(name, attempt_id(0), "main-0") for name in ("f
 
 
 def metrics(key, count, *, after=0):
-    """The writes of a chunk with `count` records, in a file with `after` records before it."""
+    """The store writes of a chunk of `count` records. In the file, `after` records precede the chunk."""
     record = encode(0, key.trial_id, "PERIODICAL", 0, 0.5)
     receiver = AttemptIngest.restored(key, {Stream.METRICS: after * len(record)})
     return receiver.take(Stream.METRICS, after * len(record), record * count)
@@ -266,7 +266,7 @@ class GatedStore:
         self.store.close()
 
     def batch_of(self, key):
-        """The number of the transaction with the first records of a trial."""
+        """The number of the transaction that stores the first records of a trial."""
         return next(
             number
             for number, batch in enumerate(self.batches)
@@ -312,7 +312,7 @@ def test_a_bulk_writer_is_throttled_while_another_trial_reports_in_bursts(databa
 
     async def scenario(group, gate):
         flood = [group.add(metrics(FLOOD, 100, after=100 * number)) for number in range(40)]
-        # A transaction takes one small report of a trial ahead of the bulk writes. The other reports are queued among the bulk
+        # In each transaction, one small report of a trial precedes the bulk writes. The other reports are queued among the bulk
         # writer's chunks, and several chunks share a transaction.
         reports = [group.add(metrics(QUIET, 1, after=number)) for number in range(5)]
         gate.opened.set()
@@ -341,7 +341,7 @@ def test_small_writes_of_a_bulk_writer_do_not_throttle_other_bulk_writers(databa
     play(scenario, database, tmp_path)
 
 
-def test_a_producer_that_stops_waiting_for_capacity_is_not_checked_again(database, tmp_path):
+def test_a_producer_that_no_longer_waits_for_capacity_is_not_checked_again(database, tmp_path):
     async def scenario(group, gate):
         looks = dict.fromkeys((FLOOD, QUIET), 0)
 
@@ -460,7 +460,9 @@ def test_a_full_store_reports_its_size_and_continues_after_space_is_freed(databa
 
 
 class RefusingStore:
-    """A store that refuses one transaction. During each transaction the event loop runs the next step of the test."""
+    """A store that refuses the transaction with the number `refused`. During each transaction, the event loop calls
+    `next_step`.
+    """
 
     def __init__(self, store, refused, next_step):
         self.store = store
@@ -497,7 +499,7 @@ def decided_writes(reports):
         yield StreamWrite(key, Stream.STDOUT, offset, offset + size_bytes, data=b"x" * size_bytes)
 
 
-# These are reports of three trials. Each report is small or bulk.
+# Reports of up to three trials. Each report is small or bulk.
 REPORTS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([1, 200_000])), min_size=1, max_size=12)
 
 
@@ -524,7 +526,7 @@ def test_close_drops_all_writes_after_a_transaction_that_the_disk_rejects(
         group = commits.GroupCommit(store, pytest.fail)
         next_step(-1)
         await asyncio.wait([done for _, done in added])
-        # If the writes needed fewer transactions than `closes_at`, the store closes here.
+        # If there was no transaction `closes_at`, nothing has called close() yet, so the step that calls it runs here.
         while not closing:
             next_step(closes_at)
         await asyncio.wait_for(closing[0], DEADLINE_S)
@@ -554,7 +556,7 @@ def test_close_drops_all_writes_after_a_transaction_that_the_disk_rejects(
     assert stored == expected
 
 
-def test_a_throttled_bulk_writer_delays_no_other_writer_and_causes_no_empty_transaction(counting):
+def test_a_throttled_bulk_writer_neither_delays_other_writers_nor_causes_empty_transactions(counting):
     key = AttemptKey("t0", attempt_id(0), "main-0")
     bulk = StreamWrite(key, Stream.STDOUT, 0, 100_000, data=b"x" * 100_000)
 

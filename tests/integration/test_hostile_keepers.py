@@ -85,7 +85,7 @@ class Scene:
         return [(trial["id"], trial["status"]) for trial in self.experiment.get("/trials")]
 
     def noise(self):
-        """The log lines of the manager that report a bug; there must be none."""
+        """The lines in the manager's log that report a bug; there must be none."""
         text = (
             self.experiment.folder.manager_log.read_text() + self.experiment.folder.manager_stderr.read_text()
         )
@@ -228,7 +228,10 @@ def test_the_number_of_streams_per_job_is_limited(scene, hostile):
 
     with contextlib.ExitStack() as stack:
         stack.callback(silence.set)
-        codes, calls = [], []  # gRPC ends a call that has no references.
+        codes, calls = (
+            [],
+            [],
+        )  # The list holds a reference to each call, because gRPC ends a call without references.
         for number in range(most + 4):
             channel = stack.enter_context(hostile.channel())
             task = HostileKeeper(scene.experiment, hostile.job_id, f"task-{number}")
@@ -386,7 +389,9 @@ def test_forged_messages_about_one_trial_do_not_change_another_trial(a_real_expe
 
     hello = words(forger.hello)
     for said in [
-        [Chunk(key, metrics, 0, b"lies\n" * 1000)],  # the manager drops bytes that it has already stored
+        [
+            Chunk(key, metrics, 0, b"lies\n" * 1000)
+        ],  # these bytes are already stored, so the manager drops them
         [TrialStarted(key, 1.0), TrialStarted(key, 2.0)],
         [Usage(key, 1e300, 2**63 - 1, 2**63 - 1)] * 20,
         [Idle()] * 64,

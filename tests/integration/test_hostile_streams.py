@@ -155,8 +155,8 @@ def test_an_exception_in_the_server_ends_the_stream_and_is_not_shown_to_the_clie
     with caplog.at_level(logging.ERROR):
         play(scenario, OpenGate(bug=place))
     assert "a secret of the manager" in caplog.text
-    # gRPC has one poller per process. The poller may log an error about the closed event loop of an earlier test, with the logger
-    # `asyncio`.
+    # gRPC has one poller per process. This poller may log an error with the logger `asyncio`, because the event loop of an
+    # earlier test is closed.
     names = [record.name for record in caplog.records if record.name != "asyncio"]
     assert names == ["nni_manager.grpc_server.servicer"]
 
@@ -182,7 +182,7 @@ def test_a_connection_without_a_call_is_closed_after_the_idle_timeout(monkeypatc
 
 
 def without_grpc_timeouts(monkeypatch):
-    """Disable gRPC's own timeouts of silent connections during the test."""
+    """During the test, disable the timeouts with which gRPC itself closes silent connections."""
     silent = {
         "grpc.server_handshake_timeout_ms": 600_000,
         "grpc.http2.settings_timeout": 600_000,
@@ -194,7 +194,7 @@ def without_grpc_timeouts(monkeypatch):
 def test_connections_above_the_limit_are_closed_and_an_authenticated_keeper_continues(monkeypatch):
     without_grpc_timeouts(monkeypatch)
     monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 10)
-    # Without /proc, the manager cannot evict peers, so only gRPC's own limit applies.
+    # If the manager cannot read /proc, it cannot evict peers. Then only gRPC's own limit applies.
     monkeypatch.setattr(connections, "_FILES", Path("/nowhere"))
 
     async def scenario(gate, address):
@@ -212,7 +212,7 @@ def test_connections_above_the_limit_are_closed_and_an_authenticated_keeper_cont
 
 
 async def until_admitted(address):
-    """Call until a call is answered, like a keeper that connects."""
+    """Open one call after another until the manager responds, like a keeper that connects."""
     while True:
         async with a_call(address) as call:
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -225,7 +225,7 @@ async def until_admitted(address):
 def test_a_keeper_can_connect_while_unauthenticated_peers_hold_every_connection(monkeypatch):
     without_grpc_timeouts(monkeypatch)
     monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 40)
-    # With this long interval, the peers reach the limit before the first eviction.
+    # The manager evicts peers only every 2 s, so the peers reach the limit before the first eviction.
     monkeypatch.setattr(connections, "POLL_INTERVAL_S", 2.0)
 
     async def scenario(gate, address):
@@ -289,7 +289,7 @@ def test_the_connection_limit_is_lower_than_the_limit_of_open_files(monkeypatch)
         assert servicer.most_connections() == most
 
 
-def test_no_refusal_uses_a_status_code_that_grpc_uses_for_internal_errors():
+def test_refusals_use_no_status_code_that_grpc_uses_for_internal_errors():
     assert grpc.StatusCode.INTERNAL not in STATUS_OF.values()
     assert grpc.StatusCode.UNKNOWN not in STATUS_OF.values()
 

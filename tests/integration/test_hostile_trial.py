@@ -10,7 +10,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
 SECRET = "nobody-but-the-owner-may-see-this"
-# The trial kills its keeper, so that the manager itself reads the trial's files.
+# The trial kills its own keeper, so that the manager reads the trial's files without a keeper.
 TRAIN = """
 import json, os, signal, sys
 import nni_sdk as nni

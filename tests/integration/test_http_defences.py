@@ -1,4 +1,4 @@
-"""The HTTP API's authentication and server limits. The application behind them accepts every request."""
+"""The authentication and the limits of the HTTP server. The application behind them accepts every request."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ def server(a_server):
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Wait until the server closes the connection. Data that the server sends before is ignored."""
+    """Wait until the server closes the connection, and ignore the data that it sends before."""
     with contextlib.suppress(ConnectionError):
         while connection.recv(65536):
             pass
@@ -155,7 +155,7 @@ def test_requests_from_the_page_of_the_manager_are_accepted(server):
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
      ("192.0.2.7", False), ("some.host", False)],
 )  # fmt: skip
-def test_is_loopback_recognises_loopback_hosts(host, expected):
+def test_only_loopback_hosts_are_recognised_as_loopback(host, expected):
     assert is_loopback(host) is expected
 
 
@@ -196,7 +196,7 @@ def test_a_body_that_is_too_large_or_has_no_length_is_refused(server):
 def test_a_url_or_header_that_is_too_long_is_refused(server, request_):
     # The server may respond and disconnect while the client still sends.
     with contextlib.suppress(requests.ConnectionError):
-        # The status depends on how many bytes arrive at once.
+        # The status depends on how many bytes the server receives at once.
         assert server.ask(**request_).status_code in (400, 431)
     assert server.done == 0
 
@@ -283,7 +283,7 @@ def test_connections_above_the_limit_are_closed_and_authenticated_connections_st
             assert is_done(connection)
 
 
-def test_the_oldest_unauthenticated_connection_is_evicted_at_the_limit(server, monkeypatch):
+def test_at_the_connection_limit_the_oldest_unauthenticated_connection_is_evicted(server, monkeypatch):
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(server.connect()) for _ in range(5)]
@@ -334,7 +334,7 @@ def tls_server(a_server, tmp_path):
     return server, ask
 
 
-def test_connections_without_a_tls_handshake_are_evicted_at_the_limit(tls_server, monkeypatch):
+def test_at_the_connection_limit_connections_without_a_tls_handshake_are_evicted(tls_server, monkeypatch):
     server, ask = tls_server
     # With a long timeout, only the connection limit closes connections.
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 1000.0)
@@ -373,7 +373,7 @@ def test_failed_tls_connections_do_not_count_towards_the_limit(tls_server):
         threading.Event().wait(0.05)
 
 
-def test_a_server_shuts_down_despite_an_unfinished_tls_handshake(a_server, tmp_path):
+def test_a_server_shuts_down_although_a_tls_handshake_is_unfinished(a_server, tmp_path):
     server = a_server("0.0.0.0", Certificate.of(tmp_path / "own.pem", []))
     with server.connect() as peer:
         peer.sendall(b"\x16")
@@ -394,7 +394,8 @@ def test_responses_on_a_keepalive_connection_are_sent_without_delay(server):
             began_s = time.monotonic()
             session.get(f"http://127.0.0.1:{server.port}/summary", timeout=DEADLINE_S)
             took_s.append(time.monotonic() - began_s)
-    # The kernel delays TCP acknowledgements by 40 ms, except for the first acknowledgements of a connection.
+    # A response that waits for a TCP acknowledgement takes 40 ms, because the kernel delays acknowledgements. It does not delay
+    # the first ones of a connection, so the last requests are measured.
     assert min(took_s[-20:]) < 0.03
 
 

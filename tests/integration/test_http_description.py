@@ -29,13 +29,13 @@ nni.report_intermediate_result(1)
 nni.report_final_result(float("nan") if nni.get_sequence_id() else 2)
 """
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-# These statuses are valid if no operation matches: not found, a redirect for a slash, a wrong method, or a request that is not
+# These statuses are valid if no operation matches. They mean: not found, redirect because of a slash, wrong method, or invalid
 # HTTP.
 OF_NO_OPERATION = {307, 400, 401, 404, 405, 411, 413, 431}
 
 
 class Served:
-    """The manager of a finished experiment. Every request receives a response, and no request stops anything."""
+    """The manager of a finished experiment. The tests send only requests that do not stop the manager."""
 
     def __init__(self, experiment):
         self.experiment = experiment
@@ -146,7 +146,7 @@ def test_generated_requests_get_responses_that_match_the_description(served, des
     assert asked > 100
 
 
-def test_requests_with_real_ids_get_the_described_statuses(served, description):
+def test_requests_with_real_ids_receive_the_statuses_of_the_description(served, description):
     schema = schemathesis.openapi.from_dict(description)
     for path, status in [
         (f"/trials/{served.trial}", 200),
@@ -196,7 +196,7 @@ def test_requests_with_real_ids_get_the_described_statuses(served, description):
 
 
 @pytest.mark.parametrize("verb", ["POST", "PUT", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "x"])
-def test_methods_that_the_description_lacks_are_refused_with_405(served, description, verb):
+def test_methods_that_are_missing_in_the_description_are_refused_with_405(served, description, verb):
     for path, methods in description["paths"].items():
         if verb.lower() in methods:
             continue

@@ -1,5 +1,5 @@
-"""The hub serves all experiments of a user. It lists them, serves the API of each experiment from its manager or its store, and
-starts, stops, resumes and deletes experiments.
+"""The hub serves all experiments of a user and lists them. It serves the API of each experiment from its manager or its store. It
+also starts, stops, resumes and deletes experiments.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ def of(experiment, path):
     return f"/experiments/{experiment.folder.experiment_id}{ROOT}{path}"
 
 
-def test_the_probes_of_the_hub_need_no_token_and_return_no_data_of_experiments(hub, stored):
+def test_the_probe_endpoints_of_the_hub_need_no_token_and_return_no_data_of_experiments(hub, stored):
     with session_of_another_user() as another:
         assert another.get(f"{hub.origin}{ROOT}/summary", timeout=DEADLINE_S).status_code == 401
         for path in ("/livez", "/readyz"):
@@ -130,7 +130,9 @@ def test_the_hub_serves_the_store_of_a_killed_manager_and_forwards_again_after_a
     assert not hub.ask("GET", of(running, "/summary")).json()["readOnly"]
 
 
-def test_an_event_stream_that_ends_with_its_manager_or_its_view_is_no_error_of_the_hub(hub, running, caplog):
+def test_the_hub_logs_no_traceback_if_an_event_stream_ends_because_its_manager_or_view_ends(
+    hub, running, caplog
+):
     for end_source in (running.kill_manager, running.start):
         with hub.ask("GET", of(running, "/events"), stream=True) as response:
             documents = events_of(response)
@@ -160,7 +162,7 @@ ENTRANCES = ("/entrance", "/./entrance", "/%2e/entrance", "//entrance", "/trials
              "/x/..%2fentrance")  # fmt: skip
 
 
-def test_the_hub_refuses_requests_for_a_login_link_under_every_spelling_of_the_path(hub, running):
+def test_the_hub_refuses_requests_for_a_login_link_for_all_spellings_of_the_path(hub, running):
     for path in ENTRANCES:
         with socket.create_connection(("127.0.0.1", hub.port), timeout=DEADLINE_S) as peer:
             head = f"POST {of(running, path)} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n"

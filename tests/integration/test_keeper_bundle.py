@@ -43,9 +43,10 @@ class Container:
         (self.programs / name).symlink_to(target or shutil.which(name))
 
     def add(self, name: str, script: str) -> None:
-        """Add a program to the image."""
+        """Add a shell script to the image, as a program."""
         path = self.programs / name
-        path.unlink(missing_ok=True)  # a symlink would make the write below change a program of this machine
+        # remove a symlink first, because the write below would change its target, a program of this machine
+        path.unlink(missing_ok=True)
         path.write_text(f"#!/bin/bash\n{script}\n")
         path.chmod(0o755)
 
@@ -57,7 +58,7 @@ class Container:
         files.write_experiment(document, render.render_run_script(bundle), None, bundle)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess:
-        """Run run.sh as the first process of a container would."""
+        """Run run.sh in the same way as the first process of a container."""
         return subprocess.run(
             ["/bin/bash", str(self.workspace.run_sh), *arguments],
             env={"PATH": str(self.programs), "TMPDIR": str(self.tmp)},
@@ -141,7 +142,7 @@ def test_run_sh_removes_a_frozen_keeper_that_this_libc_cannot_run_and_exits_with
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes() + b"x")])
-def test_a_damaged_archive_is_not_run(container, damage):
+def test_run_sh_does_not_run_a_damaged_archive_and_recommends_a_resume(container, damage):
     container.link("python3", sys.executable)
     container.write()
     name = container.bundle.stored_name(OF_THIS_PYTHON)
@@ -179,7 +180,7 @@ def test_without_a_writable_folder_for_the_keeper_the_error_names_all_folders_th
     )
 
 
-def test_a_keeper_archive_is_written_once(container):
+def test_a_keeper_archive_that_exists_is_not_written_again(container):
     container.write()
     stored = container.workspace.keeper / container.bundle.stored_name(FROZEN)
     before = stored.stat().st_ino
@@ -192,7 +193,7 @@ def test_a_keeper_archive_is_written_once(container):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Makes packages that this Python can import."""
+    """Return a function that makes a bundle package which this Python can import."""
 
     def install(**options):
         bundle = make_bundle(tmp_path / "site", (FROZEN,), **options)
@@ -202,7 +203,7 @@ def installed(tmp_path, monkeypatch):
     return install
 
 
-def test_an_installed_bundle_is_found(installed):
+def test_the_manager_finds_an_installed_bundle(installed):
     bundle = installed()
     assert bundle_for("auto") == bundle
     assert bundle_for("bundle") == replace(bundle, is_preferred=True)

@@ -31,7 +31,7 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 RECORDS = 2000
-# The trial reports half of the records before it waits at the gate, and half after that.
+# The trial reports half of the records, waits at the gate, and then reports the other half.
 GATED = f"""
 import sys
 import nni_sdk as nni
@@ -83,7 +83,7 @@ def test_lost_bytes_are_sent_again_after_a_reconnect(site, caplog):
     site.open_gate("gate")
     assert keeper.wait() == 0
     assert_all_is_stored_once(site)
-    # The test reads the manager's log, because a keeper that is sending receives only gRPC's error for a closed stream.
+    # The test reads the manager's log. The keeper receives only gRPC's error for a closed stream if it sends at that moment.
     assert f"cannot accept metrics of {KEY} from offset" in caplog.text
     assert site.manager.hellos == 2
 
@@ -101,7 +101,7 @@ def test_a_keeper_replaces_a_dead_connection_behind_a_proxy_that_still_accepts_b
         broke_at_s = time.monotonic()
         site.open_gate("gate")
         assert keeper.wait() == 0
-        # A keeper that does not replace the dead connection would wait 30 s, and then exit without sending the trial's end.
+        # A keeper that keeps the dead connection would wait 30 s, and then exit without sending the trial's end.
         assert time.monotonic() - broke_at_s < 28
         assert_all_is_stored_once(site)
         assert site.manager.all_of(TrialEnded) == [exit_of(site)]
@@ -405,8 +405,8 @@ nni.report_final_result("done")
 
 @pytest.fixture
 def truncating_site(site):
-    """Start a trial that truncates its stdout to `size`. At that time one window of stdout has arrived at the manager, which
-    stores nothing yet.
+    """Return a function that starts a trial. When one window of stdout has arrived at the manager, the trial truncates its stdout
+    to `size`. The manager has stored nothing at that time.
     """
 
     def begin(size, *, goes_on):
@@ -442,7 +442,7 @@ def test_a_truncated_stream_ends_and_the_remaining_streams_continue(truncating_s
     assert exit_of(site) == site.manager.all_of(TrialEnded)[-1]
 
 
-def test_a_truncation_found_after_a_manager_restart_reduces_the_reported_final_size(
+def test_if_a_truncation_is_found_after_a_manager_restart_the_reported_final_size_is_smaller(
     truncating_site,
 ):
     site, keeper = truncating_site(1000, goes_on=False)
@@ -460,7 +460,7 @@ def test_a_truncation_found_after_a_manager_restart_reduces_the_reported_final_s
 
 
 def test_a_keeper_reports_the_end_of_a_trial_that_deletes_its_own_folder(site):
-    # The trial waits for the keeper's log, because a file that the keeper creates during `rm` would make `rm` fail.
+    # The trial first waits for the keeper's log, because `rm` would fail if the keeper created this file meanwhile.
     site.add_trial(
         'until [ -s "$NNI_OUTPUT_DIR/trial.log" ]; do sleep 0.01; done; cd /; rm -r "$NNI_SYS_DIR"; exit 9'
     )
@@ -487,7 +487,7 @@ def test_a_keeper_does_not_connect_to_a_listener_of_another_user(site):
     )
 
 
-def test_a_keeper_connects_to_a_listener_of_the_owner_of_manager_json(site):
+def test_a_keeper_connects_to_a_listener_whose_user_owns_manager_json(site):
     give_away(int(site.manager.address.rpartition(":")[2]))
     os.chown(site.workspace.manager_json, NOBODY, NOBODY)
     site.add_python_trial("print('in a container')")

@@ -48,7 +48,7 @@ nni.report_intermediate_result("ready")
 while True:
     signal.pause()
 """
-# The trial exits by itself when should_stop() is true. It would print a received SIGTERM.
+# The trial exits by itself when should_stop() is true. If it received SIGTERM, it would print this.
 ASKS_FOR_STOP = """
 import signal, sys, time
 import nni_sdk as nni
@@ -113,7 +113,7 @@ def assert_has_ended(pid):
 # ---- an ordinary trial
 
 
-def test_the_metrics_of_a_trial_arrive_unchanged_and_before_its_end(site):
+def test_the_manager_receives_the_metrics_of_a_trial_unchanged_and_before_the_report_of_its_end(site):
     site.add_python_trial(REPORTING)
     keeper = site.start_keeper()
     assert keeper.wait() == 0
@@ -225,7 +225,7 @@ def test_a_trial_starts_in_its_code_folder_with_an_empty_stdin(site):
     assert site.attempt().parameter_cfg.read_bytes() == parameters
 
 
-def test_bash_env_is_sourced_once_per_trial(site, tmp_path):
+def test_the_file_that_bash_env_names_is_sourced_once_per_trial(site, tmp_path):
     sourced = tmp_path / "sourced.sh"
     sourced.write_text("cat; echo sourced; FOUND=by-the-command\n")
     site.environ["BASH_ENV"] = str(sourced)
@@ -260,7 +260,7 @@ def test_the_token_of_the_keeper_is_written_to_no_file(site):
     ("recorded", "task"),
     [("openpai-upper-case-role", "Bert_Large-1"), ("frameworkcontroller", None)],
 )
-def test_the_task_folder_has_the_task_name_of_the_cluster(site, recorded, task):
+def test_the_folder_of_a_task_has_the_task_name_that_the_cluster_sets(site, recorded, task):
     lines = (GOLDEN / f"{recorded}.env").read_text().splitlines()
     cluster = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     task = task or f"{cluster['FC_TASKROLE_NAME']}-{cluster['FC_TASK_INDEX']}"
@@ -276,7 +276,7 @@ def test_the_task_folder_has_the_task_name_of_the_cluster(site, recorded, task):
 # ---- stopping
 
 
-def test_metrics_that_a_trial_reports_after_sigterm_arrive(site):
+def test_the_manager_receives_the_metrics_that_a_trial_reports_after_sigterm(site):
     site.add_python_trial(REPORTS_AFTER_SIGTERM)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -291,7 +291,7 @@ def test_metrics_that_a_trial_reports_after_sigterm_arrive(site):
 
 
 @pytest.mark.parametrize("command", ["exec sleep 100", "sleep 100; true"])
-def test_a_trial_has_reason_job_lost_if_it_receives_sigterm_just_before_its_keeper(site, command):
+def test_the_reason_is_job_lost_if_the_trial_receives_sigterm_just_before_its_keeper(site, command):
     site.add_trial(f"echo $$ > written; mv written pid; {command}")
     keeper = site.start_keeper()
     wait_until((site.code / "pid").exists, "the trial has written its pid")
@@ -303,7 +303,7 @@ def test_a_trial_has_reason_job_lost_if_it_receives_sigterm_just_before_its_keep
     assert exit_of(site).reason is ExitReason.JOB_LOST
 
 
-def test_a_trial_has_reason_signal_if_only_the_trial_receives_sigterm(site):
+def test_the_reason_is_signal_if_only_the_trial_receives_sigterm(site):
     site.add_trial("kill -TERM $$; sleep 100")
     assert site.start_keeper().wait() == 128 + signal.SIGTERM
     assert exit_of(site).reason is ExitReason.SIGNAL
@@ -375,8 +375,7 @@ def test_sigterm_is_sent_immediately_if_the_stop_notice_cannot_be_written(site):
     site.add_python_trial(ASKS_FOR_STOP)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
-    # The keeper first writes the notice to this path. The write fails because the path is a folder, even if the keeper runs as
-    # root.
+    # The keeper writes the notice to this temporary path first. Because the path is a folder, the write fails, even for root.
     (site.attempt().path / ".stop_notice.json.new" / "full").mkdir(parents=True)
     keeper.signal(signal.SIGTERM)
     wait_until(lambda: b"SIGTERM" in site.file(Stream.STDOUT), "the signal is handled")
@@ -409,12 +408,12 @@ def test_a_keeper_with_pid_1_leaves_no_process(site):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_immediately_after_the_start_is_not_lost(silent_site, number):
+def test_a_keeper_handles_a_signal_that_it_receives_before_it_has_imported_grpc(silent_site, number):
     site = silent_site
     site.add_trial('trap "exit 5" TERM; echo > started; sleep 1000 & wait')
     os.mkfifo(site.code / "started")
     keeper = site.start_keeper(linger_s=0, grace_s=20)
-    # When the pipe returns data, the command runs, but the keeper has not imported gRPC yet.
+    # This read returns when the command runs. The keeper has not imported gRPC yet.
     (site.code / "started").read_bytes()
     keeper.signal(number)
     assert keeper.wait() in (5, 128 + signal.SIGTERM)
@@ -495,7 +494,9 @@ def test_a_workspace_that_refuses_new_folders_is_an_error(site):
 
 @pytest.fixture
 def private_mounts():
-    """A command prefix that runs a shell script in a new mount namespace. Further arguments are those of the script."""
+    """A command prefix that runs a shell script in a new mount namespace. The arguments after the script are passed to the
+    script.
+    """
     prefix = ("unshare", "--mount", "sh", "-c")
     if (
         shutil.which("unshare") is None
@@ -703,7 +704,7 @@ def test_a_keeper_without_relay_prints_only_its_own_lines(site):
 
 @pytest.fixture
 def unread_pipes():
-    """The write ends of two pipes whose read ends are never read."""
+    """The write ends of two pipes from which nothing is ever read."""
     pipes = [os.pipe(), os.pipe()]
     yield [write_end for _, write_end in pipes]
     for pipe in pipes:
@@ -759,7 +760,7 @@ def test_a_keeper_works_with_closed_standard_descriptors(site):
 
 
 def test_a_keeper_sends_the_remaining_log_chunks_after_it_has_reported_the_trial_end(site):
-    site.manager.commits = False  # Without commits, the send windows of the logs stay full.
+    site.manager.commits = False  # While the manager commits nothing, the send windows of the logs stay full.
     site.add_trial("head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; exit 3")
     keeper = site.start_keeper(collect_logs=True)
     ended = site.manager.wait_for_message(TrialEnded)

@@ -60,11 +60,11 @@ async def until_pods_run(site, count=1):
     return [pod["metadata"]["name"] for pod in running()]
 
 
-async def test_a_job_whose_pods_the_cluster_restarts_has_not_ended(site):
+async def test_a_job_does_not_end_while_the_cluster_restarts_its_pods(site):
     site.config = CONFIGS["pytorch-operator"]
     async with site.manager() as service:
         await service.submit(site.settings())
-        # An admission policy of the cluster may change the restartPolicy of a submitted job.
+        # The test changes the restartPolicy of the submitted job, as an admission policy of a cluster may do.
         site.store.change(
             *(PYTORCH_JOBS, "default", NAME),
             lambda it: it["spec"]["pytorchReplicaSpecs"]["Master"].update(restartPolicy="ExitCode"),
@@ -92,7 +92,7 @@ async def test_a_job_whose_pods_the_cluster_restarts_has_not_ended(site):
         assert (end.exit_code, end.reason) == (137, ExitReason.OUT_OF_MEMORY)
 
 
-async def test_a_job_in_a_held_queue_shows_that_kueue_has_not_admitted_the_job(site):
+async def test_the_pending_reason_of_a_job_in_a_held_queue_is_that_kueue_has_not_admitted_the_job(site):
     site.config = replace(CONFIGS["job"], queue="team")
     queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "Hold"}}
     site.store.create(LOCAL_QUEUES, "default", queue)
@@ -126,7 +126,7 @@ async def test_a_job_in_a_held_queue_shows_that_kueue_has_not_admitted_the_job(s
         (replace(CONFIGS["job"], queue="team"), "LocalQueue team does not exist in namespace default"),
     ],
 )
-def test_missing_objects_and_rights_are_listed_before_any_object_is_created(site, config, missing):
+def test_missing_objects_and_permissions_are_reported_before_any_object_is_created(site, config, missing):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     for each in CONFIGS.values():
         check(kubernetes, operator_of(each), "default")
@@ -143,7 +143,9 @@ def test_missing_objects_and_rights_are_listed_before_any_object_is_created(site
     ("operator", "minor", "is_refused"),
     [("job", "20+", True), ("job", "21", False), ("job", "", False), ("tf-operator", "20", False)],
 )
-def test_a_server_without_indexed_jobs_is_refused_for_plain_jobs(site, operator, minor, is_refused):
+def test_a_server_without_indexed_jobs_is_refused_for_plain_kubernetes_jobs(
+    site, operator, minor, is_refused
+):
     kubernetes, made = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS[operator])
     site.cluster.api.minor_version = minor
     refused = pytest.raises(
@@ -154,7 +156,7 @@ def test_a_server_without_indexed_jobs_is_refused_for_plain_jobs(site, operator,
     kubernetes.close()
 
 
-async def test_a_running_job_suspended_by_kueue_has_a_warning_and_starts_again(site):
+async def test_a_running_job_that_kueue_suspends_has_a_warning_and_starts_again(site):
     queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "None"}}
     site.store.create(LOCAL_QUEUES, "default", queue)
     site.config = replace(CONFIGS["job"], queue="team")
@@ -193,7 +195,7 @@ def test_a_server_that_does_not_return_its_version_is_accepted(site):
     kubernetes.close()
 
 
-def test_a_release_of_kubeflow_trainer_without_pod_template_overrides_is_refused(site):
+def test_a_kubeflow_trainer_release_that_lacks_pod_template_overrides_is_refused(site):
     kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS["trainjob"])
     site.store.delete(DEFINITIONS, "", "trainjobs.trainer.kubeflow.org")
     site.store.create(DEFINITIONS, "", definitions.train_job("2.1"))
@@ -250,7 +252,7 @@ async def test_the_message_of_a_deleted_job_has_a_pending_reason_only_if_its_pod
     site, monkeypatch, change, phase, reason
 ):
     async with site.manager() as service:
-        # The test calls the handlers itself, so that the change of the pod arrives last.
+        # The watches are disabled. The test calls the handlers itself, so that the change of the pod arrives last.
         monkeypatch.setattr(service, "_watch", lambda: None)
         service._on_pod(Synced())
         await service.submit(site.settings())

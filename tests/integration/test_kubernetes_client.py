@@ -268,7 +268,9 @@ def test_a_watch_lists_objects_again_after_a_410_and_reports_missed_deletions(cl
     server.store.create(SECRETS, "default", a_secret("b"))
     with RecordedWatch(cluster) as told:
         assert [told.next() for _ in range(3)] == [("Upserted", "a"), ("Upserted", "b"), ("Synced",)]
-        with server.store.changed:  # The lock makes the watch receive both changes together.
+        with (
+            server.store.changed
+        ):  # While the test holds this lock, the watch receives nothing, so both changes arrive together.
             server.store.delete(SECRETS, "default", "a")
             server.store.create(SECRETS, "default", a_secret("c"))
             server.api.forget_history()
@@ -284,7 +286,7 @@ def test_a_watch_that_receives_a_410_after_an_outage_lists_objects_without_a_sec
         return server.api.counted()["watch", "secrets"]
 
     def pauses(*_):
-        # The server answers the fifth watch with 410. A pause after that answer would be 1e6 s.
+        # The server answers the fifth watch with 410. If the watch paused after this response, it would pause for 1e6 s.
         while True:
             yield 1e6 if watches() == 5 else 0.0
 
@@ -331,8 +333,8 @@ def test_a_watch_that_times_out_continues_from_its_bookmark(cluster, server, mon
 
     with RecordedWatch(cluster) as told:
         assert told.next() == ("Synced",)
-        # The watch receives no events of namespaces, so only a bookmark can move its position beyond this change. Below, the
-        # server drops its history up to this change.
+        # The watch does not receive events of namespaces. So only a bookmark can move its position beyond this change. The server
+        # drops its history up to this change below.
         server.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
         watches(2)
         server.store.oldest = server.store.version
@@ -370,7 +372,7 @@ def test_a_watch_continues_after_a_response_that_cannot_be_parsed(cluster, serve
         assert told.next() == ("WatchFailed", "")
 
 
-def test_a_watch_that_fails_immediately_is_retried_with_a_pause(cluster, server, monkeypatch):
+def test_a_watch_that_fails_immediately_pauses_before_the_retry(cluster, server, monkeypatch):
     monkeypatch.setattr(watching, "_FIRST_PAUSE_S", 0.5)
     server.api.misbehave(500, 100, at=("watch", "secrets"))
     with RecordedWatch(cluster) as told:
@@ -409,8 +411,8 @@ def test_an_optional_watch_without_permission_reports_one_failure_and_ends(clust
 
 
 class SteppedEvent:
-    """Replaces the event that a thread waits on. Each wait returns at once. A callback runs once, when the requested waits add up
-    to a minute.
+    """Replaces the event that a thread waits on. Each wait returns immediately. When the durations of the requested waits add up
+    to a minute, a callback runs once.
     """
 
     def __init__(self, after_a_minute):
@@ -427,7 +429,7 @@ class SteppedEvent:
 
 
 def double_with_jitter(waits_s, nominal_s):
-    """True if the waits are the nominal waits, and each wait is shortened by at most the jitter."""
+    """True if each wait equals its nominal wait, shortened by at most the jitter."""
     pairs = zip(waits_s, nominal_s, strict=True)
     return all(SMALLEST_SHARE * each_s <= wait_s <= each_s for wait_s, each_s in pairs)
 
@@ -502,7 +504,7 @@ def test_the_error_of_an_unsupported_operator_version_lists_the_served_versions(
         checked(cluster, operator=Newer)
 
 
-def test_the_check_refuses_a_missing_namespace_and_accepts_an_unreadable_namespace(cluster, server):
+def test_the_check_refuses_a_missing_namespace_but_accepts_one_that_the_login_may_not_read(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     with pytest.raises(UserError, match="namespace team does not exist; correct the name"):
         checked(cluster, namespace="team")

@@ -1,4 +1,4 @@
-"""The lease on an experiment: other machines can read it, heartbeats renew it, and a suspended holder loses it."""
+"""The lease on an experiment. Managers on other machines can read it, heartbeats renew it, and a suspended owner loses it."""
 
 import contextlib
 import dataclasses
@@ -42,7 +42,7 @@ def lock_of(folder):
 
 
 def written_elsewhere(folder, beat, pid=7):
-    """Write a lease record like a manager on another machine, whose file lock is invisible to this machine's kernel."""
+    """Write the lease record of a manager on another machine. The kernel of this machine cannot see that manager's file lock."""
     owner = {"pid": pid, "host": "node7", "machine": "another start of another machine", "since_s": 1e9}
     lock_of(folder).write_text(json.dumps({"owner": owner, "beat": beat}))
 
@@ -117,7 +117,7 @@ def test_a_remote_owner_that_writes_no_heartbeats_is_replaced(folder):
 
 @contextlib.contextmanager
 def a_suspended_holder(folder, script=OWN_UNTIL_KILLED):
-    """A suspended process that holds the lock. Its last heartbeat is older than the lease."""
+    """A suspended process that holds the lock. Its last heartbeat is older than the duration of the lease."""
     command = [sys.executable, "-c", script, folder.path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as frozen:
         try:
@@ -145,7 +145,7 @@ def test_a_suspended_owner_is_replaced_and_detects_the_lost_lease_when_it_contin
                 "this manager ends without storing more; `nnictl experiment list` shows the other one\n"
             )
             assert frozen.wait() == 0
-            # The suspended holder has not changed the file.
+            # The suspended owner has not changed the file after it continued.
             assert read_record(lock_of(folder)).holder == lease.holder
         assert read_record(lock_of(folder)) is None
 
@@ -213,7 +213,7 @@ def test_a_new_owner_keeps_the_lease_after_the_lock_file_was_replaced(folder):
     with a_suspended_holder(folder) as frozen, folder.owned():
         frozen.kill()
         frozen.wait()
-        # The kernel lock of the old file is free now, but the path refers to the new file.
+        # The kernel lock on the old file is now free. However, the path refers to the new file.
         with pytest.raises(ExperimentLocked), folder.owned():
             pass
 
@@ -263,7 +263,7 @@ def test_a_replaced_owner_detects_the_lost_lease_and_leaves_the_lock_file_unchan
     held, loss_detected = Lease(lock_of(folder), heartbeat_interval_s=0.05), threading.Event()
     held.call_when_lost(lambda _: loss_detected.set())
     wait_until(lambda: read_record(lock_of(folder)).heartbeat > 0, "a heartbeat is written")
-    # The write is repeated, because the owner's heartbeat may overwrite it at the same moment.
+    # Repeat the write, because a heartbeat of the owner may overwrite the file at the same moment.
     wait_until(lambda: written_elsewhere(folder, 9) or loss_detected.is_set(), "the loss is detected")
     held.release()
     assert read_record(lock_of(folder)).holder.host == "node7"

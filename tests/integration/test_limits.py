@@ -11,7 +11,7 @@ from nni_sdk.records import decode
 from trial_keeper.wire.messages import Stream
 
 METRICS_BYTES, LOG_BYTES = 5000, 3000
-# Keeper and manager use these quotas in place of the real quotas of gigabytes.
+# The keeper and the manager use these quotas instead of the real quotas, which are gigabytes.
 SMALL_LIMITS = f"""
 import sys
 if "-m" in sys.orig_argv and {{"nni_manager", "trial_keeper"}} & set(sys.orig_argv):
@@ -41,7 +41,7 @@ nni.report_final_result(1)
 """
 
 
-def test_a_trial_over_its_log_quota_succeeds_and_a_warning_names_the_complete_files(
+def test_a_trial_over_its_log_quota_succeeds_and_its_warning_says_where_the_complete_files_are(
     a_real_experiment, tmp_path
 ):
     site = tmp_path / "site"

@@ -1,4 +1,4 @@
-"""The keeper's link without a keeper, against a server that breaks and delays streams."""
+"""The link of a keeper, tested without a keeper against a server that breaks and delays streams."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ ROUNDS = 30
 
 @contextlib.asynccontextmanager
 async def a_link_to(servicer, folder):
-    """Yield a keeper's link to a new server, and the queue of events that the link posts."""
+    """Yield a keeper's link to a new server, and the queue to which the link posts its events."""
     server = grpc.aio.server(options=_SERVER_OPTIONS)
     add_KeeperServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -94,7 +94,7 @@ async def talk(folder, reads_before_break, size):
         for _ in range(ROUNDS):
             link.open(HELLO)
             assert isinstance(await events.get(), Welcome)
-            # The loop sends without pauses, like the keeper of a busy trial, until the link detects the loss.
+            # Until the link detects the loss, send messages without pauses, like the keeper of a busy trial.
             while events.empty():
                 link.send(chunk)
                 await asyncio.sleep(0)
@@ -151,7 +151,9 @@ async def reopen(folder, ticks):
                 await asyncio.sleep(0)
             while not events.empty():
                 events.get_nowait()
-            link.open(HELLO)  # In a real keeper, a new address of the manager causes this second open().
+            link.open(
+                HELLO
+            )  # In a real keeper, this second open() follows when the manager has a new address.
             assert isinstance(await events.get(), Welcome)
             for chunk in chunks:
                 link.send(chunk)
@@ -179,7 +181,7 @@ async def close_early(folder):
             await asyncio.sleep(0)
 
 
-# The parameters cover every order of completion and cancellation. The first step of each coroutine takes one tick.
+# The parameters cover every order of completion and cancellation. A coroutine needs one tick for its first step.
 TICKS = range(1, 10)
 
 
@@ -233,7 +235,7 @@ async def overtake(folder):
             TrialEnded(key, ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 18}),
             Chunk(key, Stream.METRICS, 8, b"the last 1"),
         ]
-        # The link queues a whole window of logs before the urgent messages, because the loop makes no pause.
+        # These calls make no pause, so a whole window of logs is queued in the link before the urgent messages.
         for message in (
             *logs,
             *urgent,
@@ -312,7 +314,7 @@ def test_messages_are_coalesced_until_coalescing_is_switched_off(tmp_path, no_co
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_the_report_of_a_revoked_trial_is_sent_immediately_with_all_coalesced_messages(
+def test_the_response_to_a_revoke_is_sent_immediately_with_all_coalesced_messages(
     tmp_path, no_coalesce_timeout, at_once
 ):
     async def work():
@@ -393,7 +395,7 @@ async def pace(folder):
         assert time.monotonic() - began_s < 0.5 * len(logs) * LOG_BURST_BYTES / LOG_BYTES_PER_S
 
 
-def test_unlimited_logs_of_one_trial_do_not_delay_the_logs_of_the_next_trial(tmp_path):
+def test_logs_that_are_sent_without_a_rate_limit_do_not_delay_the_logs_of_the_next_trial(tmp_path):
     asyncio.run(asyncio.wait_for(next_trial(tmp_path), DEADLINE_S))
 
 
@@ -418,8 +420,8 @@ async def next_trial(folder):
         assert time.monotonic() - began_s < scaled_s(5)
 
 
-def test_the_grpc_server_answers_any_number_of_pings_without_a_stream():
-    """With gRPC's default, the third ping within 5 min would end a connection with GOAWAY "too_many_pings"."""
+def test_the_grpc_server_accepts_any_number_of_pings_on_a_connection_without_a_stream():
+    """By gRPC's default, the third ping within 5 min makes the server end the connection with GOAWAY "too_many_pings"."""
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _http2_frame(_SETTINGS)
 
     async def ping_in_a_row():
@@ -429,7 +431,7 @@ def test_the_grpc_server_answers_any_number_of_pings_without_a_stream():
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(preface)
         kinds = []
-        # Each ping waits for the answer to the previous ping, because gRPC would drop a flood of pings for another reason.
+        # Send each ping after the response to the previous one, because gRPC would drop a flood of pings for another reason.
         for number in range(20):
             writer.write(_http2_frame(_PING, payload=number.to_bytes(8, "big")))
             while True:
@@ -447,7 +449,7 @@ def test_the_grpc_server_answers_any_number_of_pings_without_a_stream():
     assert asyncio.run(asyncio.wait_for(ping_in_a_row(), DEADLINE_S)) == [*range(20)]
 
 
-# These are types and a flag of HTTP/2 frames. Source: RFC 9113, section 6.
+# Three types and one flag of HTTP/2 frames. Source: RFC 9113, section 6.
 _SETTINGS, _PING, _GOAWAY, _ACK = 4, 6, 7, 1
 
 

@@ -122,7 +122,7 @@ FOR_EVER = "sleep 1000"
         (completion(1, -1), 2, "true", "SUCCEEDED", 0, {"SUCCEEDED"}),
     ],
 )
-def test_the_completion_policy_sets_the_end_and_the_final_state_of_a_job(
+def test_the_completion_policy_determines_when_a_job_ends_and_its_final_state(
     finished, policy, instances, command, state, code, task_states
 ):
     role = {"commands": [command], "instances": instances, "completion": policy}
@@ -326,7 +326,8 @@ def test_each_task_has_unique_ports_and_a_job_without_free_ports_fails(play):
         tasks = (await cluster.read(JobStore.detail, "alice", "job")).tasks["worker"]
         held = [port for task in tasks for numbers in task.allocation.ports.values() for port in numbers]
         assert len(set(held)) == len(held) == 6 * 7
-        # The range has 45 ports, and 42 of them are reserved. The kernel assigns none of the 45 to a process that binds port 0.
+        # The range has 45 ports, and the first job has reserved 42 of them, so 3 are too few for the second job. The kernel
+        # assigns none of the 45 to a process that binds port 0.
         await cluster.submit("alice", roles(name="two", worker={**role, "instances": 1}))
         crowded = await over(cluster, "two")
         assert crowded.tasks["worker"][0].exit.code == 253
@@ -363,7 +364,7 @@ time.sleep(1000)
 """
 
 
-def test_a_stopped_job_leaves_no_process_not_even_a_daemon_in_another_session(play, tmp_path):
+def test_a_stopped_job_leaves_no_process_even_if_it_started_daemons_in_other_sessions(play, tmp_path):
     async def scenario(cluster):
         await cluster.submit("alice", commands(*python(DAEMONS)))
 
@@ -487,7 +488,7 @@ def test_a_storage_is_mounted_only_at_the_path_requested_by_the_job(play, tmp_pa
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this kernel, or this user, makes no mount namespaces")
-def test_a_storage_is_not_mounted_over_the_state_folder_and_the_log_names_the_path(play, tmp_path):
+def test_a_storage_is_not_mounted_over_the_state_folder_and_the_log_names_the_storage_path(play, tmp_path):
     (tmp_path / "share").mkdir()
 
     async def scenario(cluster):
@@ -603,7 +604,7 @@ def refused(play, text, error, match, **changes):
     return play(scenario, **changes)
 
 
-def test_an_invalid_job_is_refused_with_all_its_errors(play):
+def test_the_refusal_of_an_invalid_job_contains_all_errors(play):
     text = text_of(a_job(((*WORKER, "instances"), 0), ((*WORKER, "commands"), []), name="no~tilde")).encode()
     error = refused(play, text, ProtocolInvalid, "cannot use")
     assert len(error.diagnostics) == 3
@@ -611,7 +612,7 @@ def test_an_invalid_job_is_refused_with_all_its_errors(play):
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe", b"a: [", b"", b"- 1"])
-def test_a_text_that_is_not_a_job_is_refused(play, text):
+def test_submitted_text_that_describes_no_job_is_refused(play, text):
     refused(play, text, ProtocolInvalid, "cannot")
 
 
@@ -627,7 +628,7 @@ def test_an_image_or_mount_path_that_could_inject_options_is_refused(play, tmp_p
         refused(play, mount, ProtocolInvalid, "use an absolute path", storages=storages)
 
 
-def test_an_unknown_virtual_cluster_or_storage_is_refused_with_the_available_names(play):
+def test_the_refusal_of_an_unknown_virtual_cluster_or_storage_contains_the_available_names(play):
     elsewhere = commands("true", defaults={"virtualCluster": "gpu"})
     error = refused(play, elsewhere, ApiError, "cannot find virtual cluster gpu; use one of default")
     assert error.code == "NoVirtualClusterError"
@@ -636,7 +637,7 @@ def test_an_unknown_virtual_cluster_or_storage_is_refused_with_the_available_nam
     assert error.code == "NoStorageError"
 
 
-def test_a_gang_that_exceeds_the_cluster_is_refused_with_the_capacity(play):
+def test_the_refusal_of_a_gang_that_is_larger_than_the_cluster_contains_the_capacity(play):
     text = commands("true", instances=5)
     refused(
         play,
@@ -671,7 +672,7 @@ def test_a_job_name_is_unique_per_user_until_the_job_is_deleted(play):
     play(scenario)
 
 
-def test_a_query_for_a_missing_job_or_task_raises_the_error_no_job_error(play):
+def test_a_query_for_a_missing_job_or_task_raises_an_api_error_with_the_code_nojoberror(play):
     async def scenario(cluster):
         await run(cluster, commands("true"))
         for question in (
@@ -703,7 +704,7 @@ def test_tags_are_added_and_removed_idempotently(play):
     play(scenario)
 
 
-def test_the_events_of_a_job_show_its_scheduling_its_start_its_failure_and_warnings(play):
+def test_the_events_of_a_job_report_its_scheduling_start_failure_and_warnings(play):
     async def scenario(cluster):
         await run(cluster, commands("exit 3", "echo <% $parameters.nobody %>"))
         reasons = [event.reason for event in await cluster.read(JobStore.events, "alice", "job")]
@@ -747,7 +748,7 @@ def test_the_notification_example_of_the_documentation_runs(finished):
     assert finished((GOLDEN / "notification.yaml").read_bytes()).job.state is State.SUCCEEDED
 
 
-def test_parameters_and_secrets_are_filled_into_the_commands(play):
+def test_placeholders_in_the_commands_are_replaced_by_parameters_and_secrets(play):
     async def scenario(cluster):
         text = commands(
             "echo <% $parameters.lr %>; echo -n <% $secrets.token %> | wc -c",
@@ -804,7 +805,7 @@ def test_jobs_continue_after_the_cluster_closes_and_the_next_cluster_adopts_the_
     play(go_on)
 
 
-def test_a_task_with_a_killed_supervisor_is_retried_and_its_old_processes_are_killed(play, tmp_path):
+def test_a_task_whose_supervisor_was_killed_is_retried_and_its_old_processes_are_killed(play, tmp_path):
     async def scenario(cluster):
         await cluster.submit("alice", commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || sleep 1000'))
         await until(lambda: runs(cluster))

@@ -20,7 +20,7 @@ USER_NAMESPACES = (
     if shutil.which("unshare")
     else False
 )
-# A bind mount with these fields is optional: the task also runs without the mount.
+# A bind mount with these fields is optional: if it fails, the task runs without it.
 PLAIN = {"size_mb": 0, "is_required": False}
 
 
@@ -85,9 +85,7 @@ def test_a_storage_is_mounted_in_a_user_namespace_without_cap_sys_admin(containe
 
 
 @pytest.mark.skipif(not USER_NAMESPACES, reason="this kernel, or this user, makes no mount namespaces")
-def test_a_read_only_mount_refuses_writes_and_the_surrounding_folder_accepts_writes(
-    container, said, tmp_path
-):
+def test_a_read_only_mount_refuses_writes_but_the_folder_around_it_accepts_writes(container, said, tmp_path):
     parent, share = tmp_path / "parent", tmp_path / "share"
     for folder in (parent, share, parent / "folder"):
         folder.mkdir()
@@ -131,8 +129,8 @@ def test_no_supervisor_starts_in_a_container_folder_that_is_already_claimed(cont
     assert (tmp_path / "ran").read_text() == "ran\n"
 
 
-# The parent process waits for a signal. The child prints its pid, and in the case `before` reads a line before it calls
-# end_with().
+# The parent process waits for a signal. In the case `before`, the child prints its pid and reads a line before it calls
+# end_with(). In the case `after`, it calls end_with() first.
 PARENT_AND_CHILD = """
 import os, signal, sys
 from nni_manager.local_openpai.supervisor import end_with
@@ -155,8 +153,8 @@ def test_a_forked_child_that_has_not_called_exec_ends_with_its_supervisor(when):
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         parent.wait(DEADLINE_S)
-        # After end_with(), the child ends with its parent. In the case `before`, the child calls end_with() only after it has
-        # read a line.
+        # The child ends with its parent because of end_with(). In the case `before`, it calls end_with() only now, after the
+        # parent has died.
         if when == "before":
             parent.stdin.write("\n")
             parent.stdin.flush()
@@ -215,7 +213,7 @@ def test_a_container_is_removed_while_its_watcher_runs_and_a_failed_removal_is_r
 ):
     watcher, tries = tmp_path / "watcher", tmp_path / "tries"
     begins = f"{stop}\nsetsid sleep 1000 >/dev/null 2>&1 & echo $! > {watcher}"
-    # A killed watcher may be a zombie for a moment. A zombie has no /proc/PID/exe.
+    # A killed watcher may be a zombie for a moment. The kernel shows no /proc/PID/exe for a zombie.
     is_watched = f"[ -e /proc/$(< {watcher})/exe ]"
     removes = f"{is_watched} && echo watched >> {tries} || echo alone >> {tries}; [ $(wc -l < {tries}) = 2 ]"
     sandbox = {

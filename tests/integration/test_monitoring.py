@@ -1,4 +1,4 @@
-"""Probes and metrics of a real manager, requested like Kubernetes and Prometheus request them."""
+"""The probes and metrics of a real manager. The tests request them in the same way as Kubernetes and Prometheus."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def samples(text):
     return found
 
 
-def test_metrics_show_trials_results_jobs_and_the_process(manager):
+def test_the_metrics_contain_values_about_trials_results_jobs_and_the_manager_process(manager):
     answer = get(manager, "/metrics")
     assert answer.headers["Content-Type"].startswith("text/plain; version=")
     found = samples(answer.text)

@@ -29,7 +29,9 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become ano
 
 @pytest.fixture
 def mounting():
-    """Return a function that makes a command prefix, which changes mounts in a new mount namespace."""
+    """Return a function that makes a command prefix. The prefix changes mounts in a new mount namespace, and then runs the
+    command.
+    """
 
     def make(script):
         prefix = ("unshare", "--mount", "bash", "-ec", f'{script}; exec "$@"', "-")
@@ -62,7 +64,7 @@ def storage(site, tmp_path):
 
 
 def mount_here(site):
-    """Move the workspace into the mount folder, like a mount of the storage."""
+    """Move the workspace into the mount folder, as if its storage were mounted there."""
     site.workspace.root.rename(site.mount / EXPERIMENT)
 
 
@@ -77,7 +79,7 @@ def one_line(keeper):
 # ---- the mount
 
 
-def test_a_missing_mount_path_is_reported_with_the_part_that_exists(storage):
+def test_the_error_for_a_missing_mount_path_names_the_part_of_the_path_that_exists(storage):
     keeper = storage.start_on_mount(mount=storage.mount / "no" / "data")
     assert keeper.wait() == 105
     assert f"the path exists only up to {storage.mount}); mount" in one_line(keeper)
@@ -113,7 +115,7 @@ def test_the_keeper_uses_a_mount_that_appears_while_it_waits(storage):
     )
     assert 50 <= int(said[1]) <= 55
     assert "is empty" in said[2]
-    # The workspace moves to the mount, and `storage` still refers to the old path.
+    # mount_here() moves the workspace to the mount, but `storage` still refers to the old path.
     mount_here(storage)
     assert keeper.wait() == 0
     ended = storage.manager.wait_for_message(TrialEnded)
@@ -122,7 +124,7 @@ def test_the_keeper_uses_a_mount_that_appears_while_it_waits(storage):
 
 def test_the_keeper_uses_a_bind_mount_that_appears_while_it_waits(storage, mounting):
     storage.add_trial("echo ran")
-    # The mount is made when the gate opens. The test opens the gate as soon as the keeper waits.
+    # A background process makes the mount when the gate opens. The test opens the gate as soon as the keeper waits.
     gate = storage.gate("gate")
     late = (
         f"{{ read -r < {gate} || true; mount --bind {storage.workspace.root.parent} {storage.mount}; }} & :"
@@ -190,7 +192,7 @@ def test_full_storage_ends_the_keeper_with_code_112(storage, mounting):
     assert not (storage.code / "ran").exists()
 
 
-def test_storage_without_space_for_the_code_ends_the_keeper_with_code_112(storage, mounting):
+def test_if_the_storage_has_no_space_for_the_unpacked_code_the_keeper_ends_with_code_112(storage, mounting):
     with_snapshot(storage, "touch ran", {"train.bin": os.urandom(200_000).hex()})
     script = (
         f"mount -t tmpfs -o size=600k small {storage.mount}; cp -r {storage.workspace.root} {storage.mount}"
@@ -249,7 +251,7 @@ sys.exit(main([]))
 
 @pytest.mark.any_machine
 @as_root
-def test_the_remedy_for_root_without_write_permission_names_the_no_root_squash_option(storage, open_way):
+def test_the_error_for_root_without_write_permission_recommends_the_no_root_squash_option(storage, open_way):
     storage.add_trial("touch ran")
     mount_here(storage)
     attempts = storage.mount / EXPERIMENT / "trials" / TRIAL / "attempts"
@@ -330,7 +332,7 @@ def test_a_snapshot_name_with_a_path_outside_the_workspace_is_refused(site):
 
 
 def test_a_signal_during_the_unpacking_of_the_code_ends_the_attempt_with_reason_job_lost(site):
-    # The keeper decompresses the 64 GiB of zeros behind the archive to verify it. This takes a minute.
+    # To verify the archive, the keeper decompresses the 64 GiB of zeros that follow it. This takes a minute.
     snapshot = with_snapshot(site, "touch ran", {"train.py": "1"})
     with snapshot.open("ab") as file:
         file.write(gzip.compress(bytes(64 << 20)) * 1024)

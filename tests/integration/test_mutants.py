@@ -1,4 +1,6 @@
-"""The mutation tester on a small source tree. It changes a copy and runs the copy's tests, and the checkout stays unchanged."""
+"""The mutation tester on a small source tree. It changes a copy of the tree and runs the tests of the copy. The checkout stays
+unchanged.
+"""
 
 import subprocess
 
@@ -16,7 +18,7 @@ def tree(tmp_path):
     root = tmp_path / "checkout"
     (root / "tests").mkdir(parents=True)
     (root / "small.py").write_text(CODE)
-    # The plugin is disabled, because the import of schemathesis takes seconds.
+    # The pytest plugin of schemathesis is disabled, because its import takes seconds.
     (root / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis\n")
     (root / "tests/test_signs.py").write_text(TESTS)
     subprocess.run(["git", "init", "-q", root], check=True)

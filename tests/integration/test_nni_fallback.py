@@ -1,4 +1,4 @@
-"""`import nni` in a trial imports the real package if this Python finds one. Otherwise it imports the SDK under NNI's name."""
+"""`import nni` in a trial imports the real package if this Python finds one; otherwise it imports the SDK as `nni`."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def install():
 
 @pytest.fixture
 def sdk(tmp_path):
-    """The SDK folder of a workspace, which trials have in their Python path."""
+    """The SDK folder of a workspace. Trials have this folder in their Python path."""
     return new_sdk(tmp_path / "workspace")
 
 
@@ -55,7 +55,7 @@ def site_packages(tmp_path):
 
 
 def real_nni(folder, init=""):
-    """Make a package `nni` that looks like NNI's package to these tests."""
+    """Make a package `nni` that is similar enough to NNI's package for these tests."""
     package = folder / "nni"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(f"__version__ = '2.10.1'\nfrom .tuner import WHO\n{init}")
@@ -187,7 +187,9 @@ def test_import_nni_finds_the_real_package_behind_the_sdk_folders_of_two_workspa
     assert ran(BASE, SHOW, sdk, after=after) == (f"2.10.1 real {package / '__init__.py'}\n", "")
 
 
-def test_an_import_hook_that_searches_all_of_sys_path_does_not_find_the_sdk(sdk, tmp_path):
+def test_an_import_hook_that_searches_all_of_sys_path_does_not_import_the_sdk_as_the_real_package(
+    sdk, tmp_path
+):
     hook = """
 import sys
 from importlib.machinery import PathFinder

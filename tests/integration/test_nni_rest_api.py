@@ -1,4 +1,4 @@
-"""Paths of NNI's REST API whose responses have only NNI's own fields."""
+"""Paths of NNI's REST API. Their responses have only the fields that NNI itself defines."""
 
 import json
 import os
@@ -165,7 +165,9 @@ def test_tensorboard_is_started_listed_and_stopped(done):
     assert (board["status"], board["trialJobIdList"]) == ("RUNNING", trials)
     assert [path.rpartition("/")[2] for path in board["trialLogDirectoryList"]] == ["tensorboard"] * 2
     process = psutil.Process(board["pid"])
-    wait_until(process.cmdline, "its program has started")  # During exec, the command line is empty.
+    wait_until(
+        process.cmdline, "its program has started"
+    )  # While the process calls exec, its command line is empty.
     assert process.cmdline()[-1] == board["port"]
     path = f"/tensorboard/{board['id']}"
     assert done.get(path) == board == done.ask("PUT", path).json()
@@ -197,7 +199,7 @@ def test_the_api_returns_the_same_responses_with_and_without_a_token(done):
         url = f"http://localhost:{done.port}/api/v1/nni{path}"
         answer = requests.get(url, timeout=DEADLINE_S)
         assert answer.status_code == 200, path
-        # The response for /experiment-metadata contains the address of the request.
+        # The response for /experiment-metadata differs, because it contains the address of the request.
         if path != "/experiment-metadata":
             assert answer.json() == done.get(path)
 

@@ -66,7 +66,7 @@ def test_a_webhook_receives_a_notification_of_consecutive_failures_and_of_the_en
     assert (end["experiment"]["id"], end["experiment"]["bestValue"]) == ("TESTEXPT", 0.75)
 
 
-def test_a_notification_that_is_tried_again_arrives_before_later_notifications(a_real_experiment):
+def test_a_notification_that_is_retried_arrives_before_later_notifications(a_real_experiment):
     with a_webhook(503) as webhook:
         experiment = an_experiment(a_real_experiment, [2, 3, 0.5], [{"webhook": webhook.url, "failures": 2}])
         experiment.start()
@@ -160,7 +160,7 @@ def test_a_failed_notification_command_is_a_problem_that_names_the_output_file(a
 def test_a_hanging_notification_command_is_killed_with_its_child_processes(a_real_experiment, tmp_path):
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
-    # A read returns the end of the file only after every process that has the FIFO open for writing has exited.
+    # A read of the FIFO returns end-of-file only after every process that writes to the FIFO has exited.
     held = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     experiment = an_experiment(
         a_real_experiment, [0.5], [{"command": f"exec 3> {fifo}; sleep 600 & sleep 600"}]
@@ -207,7 +207,7 @@ class Mails:
 
 
 class MailServer(Controller):
-    """A mail server that counts its open connections, because `stop` does not close them."""
+    """A mail server that counts its open connections. The count is needed because `stop` does not close them."""
 
     connections = 0
 
@@ -303,7 +303,9 @@ def test_the_subject_of_an_email_about_a_traceback_is_one_line(a_real_experiment
     assert "KeyError: 'lr'" in message.get_content()
 
 
-def test_a_delivered_notification_does_not_hide_the_problem_of_another_recipient(a_real_experiment):
+def test_a_notification_delivered_to_one_recipient_does_not_hide_the_problem_of_another_recipient(
+    a_real_experiment,
+):
     with a_webhook(404) as refusing, a_webhook() as accepting:
         notify = [{"webhook": refusing.url}, {"webhook": accepting.url}]
         experiment = an_experiment(a_real_experiment, [0.5], notify)

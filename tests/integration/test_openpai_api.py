@@ -223,7 +223,7 @@ def test_only_administrators_with_a_login_token_can_manage_users(here):
 # ---- refused requests
 
 
-def test_a_job_with_a_wrong_content_type_is_refused_with_the_expected_content_type(here):
+def test_the_refusal_of_a_job_with_a_wrong_content_type_names_the_expected_content_type(here):
     for headers in ({"Content-Type": "application/json"}, {"Content-Type": "application/x-yaml; a=b"}, {}):
         answer = here.client().post(JOBS, data=text_of(a_job()).encode(), headers=headers)
         assert "Content-Type: text/yaml" in refused(answer, 400, "InvalidProtocolError")
@@ -233,7 +233,7 @@ def test_a_job_with_a_wrong_content_type_is_refused_with_the_expected_content_ty
     )
 
 
-def test_a_body_with_a_content_length_above_the_limit_is_refused_before_it_is_sent(here):
+def test_a_request_whose_content_length_exceeds_the_limit_is_refused_before_its_body_is_sent(here):
     connection = http.client.HTTPConnection(here.address, timeout=DEADLINE_S)
     connection.putrequest("POST", JOBS)
     connection.putheader("Authorization", f"Bearer {here.client().token}")
@@ -296,7 +296,7 @@ def test_a_job_of_the_maximum_size_is_accepted(here):
         ("GET", f"{JOBS}/ada~job/attempts/0/taskRoles/..%2f..%2fx/taskIndex/0/attempts/0/logs"),
     ],
 )
-def test_an_unknown_path_returns_status_404_and_its_openpai_error_code(here, method, path):
+def test_the_response_for_an_unknown_path_has_status_404_and_the_error_code_of_openpai(here, method, path):
     refused(here.client().request(method, path), 404, "NoApiError")
 
 
@@ -462,7 +462,7 @@ def test_only_the_owner_or_an_administrator_may_change_a_job(here):
         ("DELETE", "/tag", {"value": "t"}),
     ],
 )
-def test_a_request_for_an_unknown_job_is_refused_with_the_code_no_job_error(here, method, path, body):
+def test_a_request_for_an_unknown_job_is_refused_with_the_error_code_nojoberror(here, method, path, body):
     for name in ("ada~nope", "nobody~job", "nope", "~", "ada~", "a~b~c", "%00~%ff"):
         answer = here.client().request(method, f"{JOBS}/{name}{path}", json=body)
         assert "job" in refused(answer, 404, "NoJobError").lower()
@@ -486,7 +486,7 @@ def test_a_tag_that_cannot_be_used_in_a_filter_is_refused(here):
 # ---- resources of the cluster
 
 
-def test_virtual_clusters_nodes_and_storages_are_listed_and_read_by_name(here):
+def test_virtual_clusters_nodes_and_storages_can_be_listed_and_requested_by_name(here):
     client = here.client("bob")
     clusters = client.get("/rest-server/api/v2/virtual-clusters").json()
     assert clusters["default"] == client.get("/api/v1/virtual-clusters/default").json()

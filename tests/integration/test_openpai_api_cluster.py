@@ -1,4 +1,6 @@
-"""The views of users, groups, machines and job history in OpenPAI's REST API, which OpenPAI's portal and API tests call."""
+"""OpenPAI's REST API for users, groups, machines and the job history. OpenPAI's portal and OpenPAI's API tests call these
+paths.
+"""
 
 import pytest
 from openpai_here import JOBS, PASSWORDS, an_openpai_here, refused
@@ -98,7 +100,7 @@ def test_an_administrator_changes_rights_and_passwords_but_cannot_demote_the_onl
     assert here.client(None).post("/api/v2/authn/basic/login", json=login).status_code == 200
 
 
-def test_administrators_list_nodes_and_pods_in_the_format_of_kubernetes(here):
+def test_administrators_can_list_nodes_and_pods_in_the_format_of_kubernetes(here):
     ada = logged_in(here, "ada")
     nodes = ada.get(f"{API}/kubernetes/nodes").json()
     assert (nodes["kind"], [node["status"]["capacity"]["cpu"] for node in nodes["items"]]) == (

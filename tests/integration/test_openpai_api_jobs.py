@@ -52,7 +52,7 @@ def path_of_logs(detail):
 
 
 def links(client, detail, query=""):
-    """The links to the logs of the job's only task, by name of the log."""
+    """The links to the logs of the job's only task; the keys are the names of the logs."""
     answer = client.get(path_of_logs(detail) + query)
     return {each["name"]: each["uri"] for each in answer.json().get("locations", [])}
 
@@ -120,7 +120,7 @@ def test_an_ended_job_can_be_deleted_and_its_name_can_be_reused(here):
     assert ada.submit(a_job_of("true")).status_code == 202
 
 
-def test_tags_are_added_filtered_and_removed(here):
+def test_tags_can_be_added_to_a_job_used_as_a_filter_and_removed(here):
     ada = here.client()
     for name in ("a", "b"):
         ada.submit(a_job_of("true", name=name))
@@ -233,7 +233,7 @@ MISSING_REFERENCES = {
 }
 
 
-def test_every_invalid_job_is_refused_with_cause_and_remedy(here):
+def test_the_refusal_of_each_invalid_job_contains_the_cause_and_a_remedy(here):
     assert len(INVALID_JOBS) >= 70
     ada = here.client()
     for name, text in INVALID_JOBS.items():
@@ -248,7 +248,7 @@ def test_every_invalid_job_is_refused_with_cause_and_remedy(here):
         assert refused(ada.submit(text), 404, code).startswith("cannot find ")
     assert ada.get(f"{JOBS}?withTotalCount=true").json() == {"totalCount": 0, "data": []}
     assert list((here.cluster.settings.state_dir / "containers").iterdir()) == []
-    # The names of the refused jobs are still free.
+    # A refusal does not reserve the name of the job, so other jobs can use these names.
     for name in ("job", "n"):
         assert ada.submit(a_job_of("true", name=name)).status_code == 202
 
@@ -377,7 +377,7 @@ def test_no_log_name_leads_out_of_the_log_folder(here):
     assert read_log(folder, "stdout").data == b"hello\n"
 
 
-def test_unknown_tasks_and_attempts_are_refused_with_the_code_no_job_error(here):
+def test_requests_for_unknown_tasks_and_attempts_are_refused_with_the_error_code_nojoberror(here):
     client = here.client()
     client.submit(a_job_of("true"))
     path = path_of_logs(ended(client))

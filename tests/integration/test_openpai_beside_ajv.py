@@ -1,5 +1,5 @@
-"""Mutated jobs are checked by this project and by the rules of OpenPAI's server. The server must accept every job that this
-project accepts.
+"""This project and the rules of OpenPAI's server check the same mutated jobs. The server must accept every job that this project
+accepts.
 """
 
 import copy
@@ -18,7 +18,7 @@ from nni_manager.training_services.openpai.protocol import parse
 pytestmark = pytest.mark.timeout(amount(120, 1200))
 
 JOBS = amount(600, 8000)
-# Has every key that the server checks.
+# This job has every key that the server checks.
 JOB = yaml.safe_load("""
 protocolVersion: 2
 name: a_job-1
@@ -130,7 +130,7 @@ def test_every_mutated_job_that_this_project_accepts_is_accepted_by_the_server()
 
 
 @pytest.mark.parametrize("where", ["taskRoles", "ports", "deployments"])
-def test_the_key_that_sets_a_prototype_in_javascript_is_refused_like_on_the_server(where):
+def test_a_job_with_the_key_that_sets_a_prototype_in_javascript_is_refused_like_on_the_server(where):
     job = copy.deepcopy(JOB)
     named = {
         "taskRoles": job["taskRoles"],

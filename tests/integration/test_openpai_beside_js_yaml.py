@@ -1,4 +1,4 @@
-"""Generated job texts are parsed by this project and by js-yaml, which OpenPAI's server uses.
+"""This project and js-yaml, which OpenPAI's server uses, parse the same generated job texts.
 
 Only texts whose value is a mapping are compared, because a job is a mapping. `docs/openpai-jobs.md` lists the differences.
 """
@@ -181,7 +181,7 @@ def block(rng, depth, indent):
 
 
 def key(rng, number):
-    """A random key that adjacent entries rarely have."""
+    """A random key, which is rarely equal to the key of an adjacent entry."""
     if rng.random() < 0.03:
         return "<<"
     return rng.choice((f"k{number}", f"k{number}", f"k{number}", f'"k{number}"', *SCALARS))
@@ -224,7 +224,7 @@ def generated(rng):
 
 
 def encoded(value):
-    """The value in the format in which js_yaml.js prints values."""
+    """The value, in the format that js_yaml.js uses to print values."""
     match value:
         case dict():
             return {"$map": {name: encoded(each) for name, each in value.items()}}

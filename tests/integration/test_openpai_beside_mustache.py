@@ -1,4 +1,4 @@
-"""Generated templates are rendered by this project and by mustache.js, with the same loop as in OpenPAI's server.
+"""This project and mustache.js render the same generated templates, with the same loop as in OpenPAI's server.
 
 `docs/openpai-jobs.md` lists the differences.
 """

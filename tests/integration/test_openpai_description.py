@@ -1,5 +1,5 @@
-"""The local OpenPAI is compared with OpenPAI's own description of its REST API, and with the JavaScript SDK that contains the
-description.
+"""The local OpenPAI is compared with OpenPAI's own description of its REST API, and with OpenPAI's JavaScript SDK. The SDK
+contains the description.
 """
 
 import json
@@ -42,8 +42,8 @@ ABSENT_CALLS = {
     "user.deleteUserGroup",
     "user.updateUserGrouplist",
 }
-# OpenPAI's server sends these fields in another form than OpenPAI's description defines. Source: microsoft/pai v1.8.1,
-# models/v2/utils/frameworkConverter.js. The runtime's output is an object, `launcher` is null beside it, and uids are text.
+# The form in which OpenPAI's server sends these fields differs from OpenPAI's description. Source: microsoft/pai v1.8.1,
+# models/v2/utils/frameworkConverter.js. The server sends the runtime's output as an object, `launcher` as null, and uids as text.
 DESCRIBED_OTHERWISE = {"appExitMessages.runtime", "exitDiagnostics.launcher", "taskUid"}
 
 IN_PATH = {
@@ -77,7 +77,7 @@ def here(tmp_path):
 
 
 def as_json_schema(node):
-    """A part of an OpenAPI 3.0 document, with `nullable` converted to JSON Schema."""
+    """A part of an OpenAPI 3.0 document. In the result, `nullable` is converted to JSON Schema."""
     if isinstance(node, list):
         return [as_json_schema(each) for each in node]
     if not isinstance(node, dict):
@@ -125,7 +125,7 @@ def test_every_operation_of_the_api_description_matches_its_schema_or_is_documen
         for verb, operation in verbs.items()
         if verb in ("get", "post", "put", "delete")
     }
-    # The removal of the user is the last operation, because the other operations need the user.
+    # The operation that removes the user is the last, because the other operations need the user.
     order = sorted(operations, key=lambda name: name in ("DELETE /api/v2/users/{user}",))
     absent, differences = set(), {}
     for name in order:

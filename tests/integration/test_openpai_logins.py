@@ -1,4 +1,4 @@
-"""Guessed passwords for the local OpenPAI: many at the same time, and while users log in."""
+"""Clients guess passwords of the local OpenPAI: many clients at the same time, and while users log in."""
 
 import concurrent.futures
 import json
@@ -58,7 +58,7 @@ def test_concurrent_wrong_passwords_are_checked_one_by_one_and_excess_attempts_a
     refused = [said for status, said, _ in answers if status == 429]
     last_refusal_s = max(at_s - begun_s for status, _, at_s in answers if status == 429)
     assert len(checked) + len(refused) == 60
-    # Each completed check frees a position in the queue, so one more guess is checked.
+    # Each completed check frees a position in the queue for one further guess.
     assert MAX_WAITING <= len(checked) <= MAX_WAITING + 1 + last_refusal_s / FAILURE_COOLDOWN_S
     # A check takes 30 ms of CPU. With one check per FAILURE_COOLDOWN_S (0.5 s), the checks use 6 % of a core.
     assert max(checked) >= (len(checked) - 1) * FAILURE_COOLDOWN_S

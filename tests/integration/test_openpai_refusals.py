@@ -35,7 +35,7 @@ def server():
 
 
 class Run:
-    """An experiment on the server, as the API of its manager shows it."""
+    """An experiment on the server. Its data comes from the API of its manager."""
 
     def __init__(self, experiment):
         self.experiment = experiment
@@ -103,7 +103,7 @@ def test_an_accepted_job_resets_the_count_of_consecutive_refusals(start, server)
     assert run.statuses() == ["FAILED", "FAILED", "SUCCEEDED", "FAILED", "FAILED", "SUCCEEDED"]
 
 
-def test_a_rejected_token_suspends_submissions_except_for_one_retry_at_a_time(start, server):
+def test_while_the_token_is_rejected_the_manager_retries_one_submission_at_a_time(start, server):
     server.tokens = {"a-newer-token"}
     run = start(trialConcurrency=3, maxTrialNum=3)
 
@@ -145,7 +145,7 @@ def test_a_hanging_log_server_delays_no_trial(start, server, how):
     wait_until(lambda: server.log_calls == 2, "both messages are requested", DEADLINE_S)
     requested_at_s = time.monotonic()
     run.wait_for_status("DONE")
-    # The log server blocks each request for 40 s. The limit of 20 s covers the timeout of one request, and the drain.
+    # The log server blocks each request for 40 s. Within the limit of 20 s, one request times out and the attempt is drained.
     assert time.monotonic() - requested_at_s < scaled_s(20)
     assert run.statuses() == ["FAILED"] * 2
     assert server.log_calls == 2

@@ -88,7 +88,7 @@ def test_the_exit_code_of_a_job_is_the_exit_code_that_the_runtime_reports(server
     )
 
 
-def test_a_job_with_an_unknown_state_has_not_ended():
+def test_a_job_state_that_the_client_does_not_recognise_is_read_as_unknown():
     assert PaiJobState.of("PAUSED") is PaiJobState.UNKNOWN
     assert PaiJobState.of(None) is PaiJobState.UNKNOWN
 
@@ -116,7 +116,7 @@ def test_a_transient_error_is_retried(server, cluster, how):
 
 def test_a_submission_that_is_retried_after_a_lost_response_succeeds(server, cluster):
     cluster.submit(job_text("first"))
-    # The server has this job already, as if the call with the lost response had created it.
+    # The server already has this job, as if the call whose response was lost had created it.
     server.jobs[f"{USER}~second"] = FakeJob(job_text("second"))
     server.misbehave("drop", at=("POST", "/jobs"))
     cluster.submit(job_text("second"))
@@ -225,7 +225,7 @@ def test_the_error_of_a_failed_login_names_the_keys_to_correct(server, user, pas
         OpenPai(server.host, user, password=password, retry_policy=QUICK).jobs()
 
 
-def test_the_error_of_a_rate_limit_recommends_how_to_reduce_the_number_of_calls(server, cluster):
+def test_the_error_for_an_exceeded_rate_limit_recommends_how_to_reduce_the_number_of_calls(server, cluster):
     server.misbehave(429, 6)
     with pytest.raises(
         ClusterUnavailable, match=r"accepts only 60 such calls in its period; wait, or set `reuse: true`"
@@ -243,7 +243,9 @@ def test_a_cluster_without_passwords_refuses_a_password_and_the_remedy_is_a_toke
         OpenPai(server.host, USER, password=PASSWORD, retry_policy=QUICK).jobs()
 
 
-def test_the_remedy_for_an_untrusted_certificate_makes_a_local_tunnel_work(tmp_path, monkeypatch):
+def test_a_local_tunnel_with_an_untrusted_certificate_works_after_the_remedy_in_the_error(
+    tmp_path, monkeypatch
+):
     certificate = tmp_path / "tunnel.pem"
     write_certificate(certificate, ["localhost"])
     server = FakePai(certificate=certificate)
@@ -312,7 +314,7 @@ def test_the_exported_config_of_a_job_has_no_secrets(server, cluster):
     assert "s3cret" not in text
 
 
-def test_a_log_is_read_from_an_offset(server, cluster):
+def test_the_bytes_of_a_log_from_an_offset_can_be_read(server, cluster):
     cluster.submit(job_text())
     with pytest.raises(JobNotOnCluster):
         cluster.log_locations("job", 0, "worker", 0, 0)
@@ -341,7 +343,7 @@ def test_the_virtual_clusters_of_a_user_are_listed_if_openpai_returns_them(serve
         assert cluster.virtual_clusters_of_user() is None
 
 
-def test_node_resources_that_openpai_does_not_report_are_none(server, cluster):
+def test_values_of_node_resources_that_openpai_does_not_report_are_none(server, cluster):
     assert cluster.nodes() == []
     server.nodes = {
         "of OpenPAI": {"gpuTotal": 4, "gpuUsed": 1, "gpuAvailable": 3},

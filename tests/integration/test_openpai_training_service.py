@@ -1,4 +1,4 @@
-"""Behaviour that only jobs on OpenPAI have: list calls, log server, links. tests/contract/test_platform_jobs.py tests the
+"""Behaviour that only jobs on OpenPAI have: job lists, the log server and links. tests/contract/test_platform_jobs.py tests the
 behaviour that all platforms share.
 """
 
@@ -34,7 +34,7 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def manager(self, **changed):
-        """The training service of a manager, which is closed after the block."""
+        """The training service of a manager. It is closed after the block."""
         described = {"image": "i", "storage_name": "confignfs-data", "virtual_cluster": None} | changed
         pai = PaiConfig(
             *(self.server.host, USER, "t", None, self.folder, MOUNT), gpu=0, cpu=1, memory_mb=100, **described
@@ -106,7 +106,7 @@ async def test_a_job_that_openpai_does_not_list_yet_has_not_ended(site):
 
 
 @pytest.mark.parametrize("how", [429, 500, 401, "drop"])
-async def test_failed_list_calls_are_a_problem_and_end_no_job(site, how):
+async def test_failed_list_calls_are_reported_as_a_problem_and_end_no_job(site, how):
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         await site.polled()
@@ -124,7 +124,7 @@ async def test_a_rate_limit_lengthens_the_poll_interval_until_calls_succeed_agai
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         await site.polled()
-        # The server limits one call, and the client's retry of this call succeeds.
+        # The server refuses one call because of its rate limit. The client's retry of this call succeeds.
         site.server.misbehave(429, 1, at=("GET", "/jobs"))
         await until(lambda: service.problem, "the problem is shown")
         assert "limits this user's calls: jobs are listed every 0.1 s instead of 0.05 s" in service.problem
@@ -134,7 +134,7 @@ async def test_a_rate_limit_lengthens_the_poll_interval_until_calls_succeed_agai
         site.server.misbehave(429, 1, at=("POST", "/jobs"))
         await service.submit(site.settings("trial2", "trial2"))
         await site.polled()
-        assert not service.problem  # A limit of submissions does not affect list calls.
+        assert not service.problem  # The refused submission does not affect the interval of list calls.
 
 
 SUBMIT = ("POST", "/jobs")
@@ -154,7 +154,7 @@ async def test_a_submission_adopts_a_job_that_was_created_before_the_response_wa
 async def test_a_hanging_log_server_delays_neither_the_poll_nor_the_end_of_another_job(
     site, how, monkeypatch
 ):
-    # This timeout is far above the poll interval, and below the test's own timeout.
+    # This timeout is far longer than the poll interval, but shorter than the timeout of the test.
     monkeypatch.setattr(termination, "TIMEOUT_S", 3.0)
     site.server.log_server = how
     async with site.manager() as service:

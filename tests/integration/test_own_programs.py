@@ -56,13 +56,13 @@ def status_from(server, *prefix):
 
 
 @pytest.mark.parametrize("verb", ["GET", "PUT", "DELETE"])
-def test_a_program_of_the_same_user_needs_no_token(server, verb):
+def test_a_program_of_the_user_who_runs_the_server_needs_no_token(server, verb):
     assert server.ask(verb, token=None).status_code == 200
     assert status_from(server) == 200
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_of_the_same_user_needs_no_token(server):
+def test_curl_needs_no_token_if_the_user_of_the_server_runs_curl(server):
     command = ["curl", "--silent", f"http://localhost:{server.port}/summary"]
     assert subprocess.run(command, capture_output=True, timeout=DEADLINE_S).stdout == b"done"
 
@@ -98,7 +98,7 @@ def test_a_real_process_of_another_user_needs_the_token(server):
     ids=" ".join,
 )
 def test_a_process_in_different_namespaces_than_the_manager_needs_the_token(server, namespace):
-    """A container in the host's network shares the host's loopback, and perhaps the user's uid."""
+    """A container in the host's network has the host's loopback, and may have the uid of the user."""
     assert status_from(server, "unshare", *namespace) == 401
     assert server.done == 0
 
@@ -159,7 +159,9 @@ def test_a_server_outside_loopback_or_with_require_token_refuses_requests_withou
 
 
 def test_the_client_check_compares_the_local_and_the_remote_address_of_a_connection(server):
-    """A program of another user shares the local port of one of our programs, which has a connection to another server."""
+    """A program of the user is connected to another server. From the same local port, a program of another user connects to this
+    server.
+    """
     with socket.create_server(("127.0.0.1", 0)) as elsewhere, contextlib.ExitStack() as sockets:
         pair = []
         for target in (("127.0.0.1", server.port), elsewhere.getsockname()):
@@ -176,7 +178,7 @@ def test_the_client_check_compares_the_local_and_the_remote_address_of_a_connect
             os.fchown(pair[0].fileno(), NOBODY, -1)
             assert not own_programs.is_own_program(client, at)
         pair[0].close()
-        # After the close, the kernel lists the socket in TIME_WAIT without a uid.
+        # After close(), the kernel lists the socket as TIME_WAIT, without a uid.
         assert not own_programs.is_own_program(client, at)
 
 
@@ -189,7 +191,7 @@ def test_a_client_that_has_closed_its_socket_is_not_accepted_as_a_program_of_the
         assert own_programs.is_own_program(other.getsockname(), addresses[1])
 
 
-def test_a_socket_shared_with_a_process_in_other_namespaces_is_not_accepted_without_a_token(server):
+def test_a_client_whose_socket_is_shared_with_a_process_in_other_namespaces_needs_the_token(server):
     with server.connect() as client:
         client.setblocking(True)
         command = ["unshare", "--pid", "--fork", sys.executable, "-c", "print(flush=True); input()"]
@@ -210,7 +212,7 @@ def test_the_token_is_required_if_the_kernel_does_not_return_the_uid_of_the_clie
 
 
 def test_a_client_with_the_overflow_uid_needs_the_token(server, monkeypatch):
-    """In a user namespace, all users without a mapped uid have the same overflow uid."""
+    """In a user namespace, the kernel shows the same overflow uid for all users without a mapped uid."""
     with server.connect() as client:
         addresses = client.getsockname(), ("127.0.0.1", server.port)
         monkeypatch.setattr(own_programs, "_overflow_uid", os.geteuid)
@@ -224,16 +226,18 @@ BROWSERS = {"Sec-Fetch-Site": "none", "User-Agent": "Mozilla/5.0"}
 FORWARDS = "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;"
 
 
-def test_nginx_of_another_user_or_with_forwarding_headers_must_send_the_token(server, tmp_path):
+def test_nginx_needs_the_token_if_another_user_runs_it_or_it_sends_forwarding_headers(server, tmp_path):
     for name, user, headers in (("other", "nobody nogroup", ""), ("named", "root", FORWARDS)):
         with nginx(tmp_path / name, server.port, user, headers) as port:
             answer = requests.get(f"http://127.0.0.1:{port}/", timeout=DEADLINE_S)
         assert (answer.status_code, server.done) == (401, 0), name
 
 
-def test_only_browser_requests_through_nginx_of_the_same_user_need_the_token(server, tmp_path):
-    """SECURITY.md documents this: such a proxy is a program of the user. It forwards the headers of browsers, and the server
-    refuses requests with these headers.
+def test_requests_through_nginx_of_the_same_user_need_the_token_only_if_a_browser_sends_them(
+    server, tmp_path
+):
+    """SECURITY.md documents this: a proxy of the same user is a program of the user. It forwards the headers of browsers, and the
+    server refuses requests with these headers.
     """
     with nginx(tmp_path / "own", server.port, "root") as port:
         url = f"http://127.0.0.1:{port}/"

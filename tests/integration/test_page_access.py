@@ -1,4 +1,4 @@
-"""Access to the web page of a manager and of the hub: login links, sessions, other web pages."""
+"""Access to the web page of a manager and of the hub: login links, sessions, and requests from other web pages."""
 
 import asyncio
 import importlib.util
@@ -71,7 +71,7 @@ def served(request):
 
 
 class Browser:
-    """A client with cookies like a browser. It sends the session's key like the page."""
+    """A client that keeps cookies like a browser, and sends the session's key like the page."""
 
     def __init__(self, served):
         self._origin = served.origin
@@ -189,7 +189,7 @@ def test_a_signed_out_session_is_refused(served, browser):
 
 
 def test_a_login_deletes_the_oldest_session_cookies_of_other_experiments(served, browser):
-    """Browsers send cookies to every port of a host, so their total size must stay bounded."""
+    """Browsers send cookies to every port of a host, so the total size of the cookies must stay bounded."""
     for number in range(100):
         name = f"{'0' * 32}.{1_900_000_000 + number}.{'0' * 64}"
         browser.session.cookies.set(f"trial-keeper-OLDER{number:03d}", name, domain="127.0.0.1", path="/")
@@ -278,7 +278,9 @@ def test_every_file_of_the_page_is_served_unchanged(served, browser):
             assert answer.headers["Content-Type"] == "text/javascript; charset=utf-8"
 
 
-def test_page_files_of_the_current_edition_are_cached_and_those_of_others_are_revalidated(served, browser):
+def test_browsers_cache_page_files_of_the_current_edition_and_revalidate_files_of_other_editions(
+    served, browser
+):
     document = browser.ask("GET", "/oview").text
     names = re.findall(rf'(?:src|href)="{served.prefix}(/page/[^"]+)"', document)
     assert len(names) > 3

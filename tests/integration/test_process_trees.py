@@ -1,7 +1,7 @@
-"""Real keepers run trials with process trees of every shape. The keeper reports a trial's end, with code and reason, after
-all processes of the trial have ended.
+"""Real keepers run trials with process trees of every shape.
 
-The tests find leftover processes without the keeper's code, because the test process adopts the orphans of keeper and trial.
+When all processes of a trial have ended, the keeper reports the trial's end with code and reason. The tests find leftover
+processes without the keeper's code: the test process adopts the orphans of keeper and trial.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGK
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 NOBODY = 65534
 PYTHON = f"{shlex.quote(sys.executable)} -S -E"
-# This is longer than any test, so a trial that ends during a test has ended before the end of the grace period.
+# This grace period is longer than any test, so a trial that ends during a test has not used it up.
 LONG_GRACE_S = 1000.0
 SHORT_GRACE_S = 0.2
 V2_MOUNTS = [
@@ -180,7 +180,7 @@ def processes_of(keeper, *, in_namespace=False):
 
 
 def stragglers():
-    """The processes that this process has adopted from ended keepers, without guards. Zombies are reaped."""
+    """The processes that this process has adopted from ended keepers, without guards. The function reaps zombies."""
     found = []
     for child in psutil.Process().children(recursive=True):
         if is_dead(child):
@@ -193,7 +193,7 @@ def stragglers():
 
 def is_dead(process):
     try:
-        # An exiting process has no command line. This matters for the guard, which exits after its keeper.
+        # An exiting process has no command line, but is not yet a zombie. For example, the guard exits after its keeper.
         return process.status() == psutil.STATUS_ZOMBIE or not process.cmdline()
     except psutil.ZombieProcess:
         return True
@@ -247,7 +247,7 @@ needs_namespaces = pytest.mark.skipif(
 
 
 def places(cases, *, again_in_namespace):
-    """Return the cases, and repeat some of them with the keeper as PID 1 of a namespace."""
+    """Return all cases, and some of them a second time with the keeper as PID 1 of a namespace."""
     again = [case for case in cases if case[0] in again_in_namespace]
     return [
         *(pytest.param(*case, False, id=case[0]) for case in cases),
@@ -346,7 +346,8 @@ def test_orphans_are_reaped_while_the_trial_runs(programs):
 # ---- trials that are stopped
 
 IGNORES_SIGTERM = f"{PYTHON} deaf.py"
-# Each program reports that it is ready. The trial ends at SIGTERM, or when its last process with a SIGTERM handler exits.
+# Each program reports that it is ready. The trial ends at SIGTERM. If a process handles SIGTERM, the trial ends when the last
+# such process exits.
 ENDING_AT_SIGTERM = [
     ("one process", "echo > ready; exec sleep 1000", 128 + TERM),
     ("a shell and its child", "echo > ready; sleep 1000; true", 128 + TERM),
@@ -436,7 +437,7 @@ def test_a_second_signal_ends_the_grace_period(programs, pair):
     assert b"received a second signal" in programs.file(Stream.KEEPER)
 
 
-def test_the_grace_period_of_the_command_line_overrides_the_grace_period_of_the_settings(programs):
+def test_the_grace_period_on_the_command_line_overrides_the_one_in_the_settings(programs):
     keeper = start(
         programs, f"exec {IGNORES_SIGTERM}", arguments=("--grace-s", str(SHORT_GRACE_S)), grace_s=LONG_GRACE_S
     )
@@ -453,7 +454,7 @@ def test_an_invalid_grace_period_is_refused(programs, grace):
 
 
 @pytest.mark.parametrize("_again", range(5))
-def test_a_trial_that_exits_during_a_stop_has_exactly_one_end_report(programs, _again):
+def test_the_end_of_a_trial_that_exits_during_a_stop_is_reported_exactly_once(programs, _again):
     keeper = start(programs, "setsid sleep 1000 & echo > ready; exit 5", grace_s=LONG_GRACE_S)
     wait_until_ready(programs)
     keeper.signal(TERM)
@@ -484,7 +485,7 @@ def test_trial_processes_have_a_higher_oom_score_than_the_keeper(programs):
     scores = [int(score) for score in programs.file(Stream.STDOUT).split()]
     own = Path(f"/proc/{keeper.pid}/oom_score_adj")
     assert scores
-    # The keeper resets its own score after the trial has started, possibly after the trial's output.
+    # The keeper resets its own score after the start of the trial, and possibly after the trial's output.
     wait_until(
         lambda: all(score == min(int(own.read_text()) + 500, 1000) for score in scores),
         "the trial's score is higher than the keeper's",
@@ -538,14 +539,16 @@ def test_a_trial_that_handles_the_oom_kill_of_a_child_succeeds(programs, memory_
     assert finish(programs, keeper) == (0, ExitReason.SUCCEEDED)
 
 
-def test_only_the_oom_killed_trial_of_a_job_has_the_reason_out_of_memory(programs, memory_limit):
+def test_only_the_trial_whose_process_was_oom_killed_has_the_reason_out_of_memory(programs, memory_limit):
     manager = programs.manager
     commands = {"first": "exit 3", "second": f"{PYTHON} greedy.py || exit 3", "third": "exit 3"}
     for trial_id, command in commands.items():
         programs.add_trial(command, trial_id=trial_id)
     keeper = programs.start_keeper(trial_id=None, job_id="env-0", options={"prefix": memory_limit})
     manager.wait_for(lambda: manager.all_of(Idle), "the keeper is idle")
-    for trial_id in commands:  # The keeper prefetches the second and the third trial.
+    for (
+        trial_id
+    ) in commands:  # The manager sends the second and the third trial before the keeper is idle again.
         manager.send(RunTrial(trial_id, attempt_id(0)))
     manager.wait_for(lambda: len(manager.all_of(TrialEnded)) == len(commands), "all have ended")
     assert [(ended.key.trial_id, ended.exit_code, ended.reason) for ended in manager.all_of(TrialEnded)] == [
@@ -575,7 +578,9 @@ def test_an_oom_kill_of_another_process_does_not_change_the_reason_of_a_failed_t
 
 @pytest.fixture
 def open_site(as_nobody):
-    """A site that any user may enter, the command prefix that runs as nobody, and a setuid program that becomes root."""
+    """A site that any user may enter, with a setuid program that becomes root; and a command prefix that runs a command as
+    nobody.
+    """
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     folder.chmod(0o755)
     site = Site(folder)
@@ -593,7 +598,7 @@ def open_site(as_nobody):
     shutil.rmtree(folder)
 
 
-# The process execs a setuid program. After the exec, only root can signal the process.
+# The process executes a setuid program. From then on, only root can signal the process.
 BECOMES_ROOT = "setsid {site.become_root} sleep 1000 & until grep -q sleep /proc/$!/comm; do :; done; exit 4"
 
 
@@ -639,7 +644,7 @@ def test_a_process_that_the_keeper_cannot_kill_is_reported_and_the_trial_still_e
 
 @pytest.fixture
 def delegated_group():
-    """A control group (v2) that user nobody owns, like a user's group under systemd."""
+    """A control group (v2) whose owner is the user `nobody`, like a user's group under systemd."""
     mount = next((path for path in V2_MOUNTS if os.access(path, os.W_OK)), None)
     folder = (mount or Path("/nowhere")) / f"trial-keeper-test-{os.getpid()}"
     try:
@@ -657,7 +662,7 @@ def delegated_group():
 @pytest.mark.any_machine
 def test_a_process_of_another_user_is_killed_with_its_control_group(open_site, delegated_group):
     site, as_nobody = open_site
-    # The command waits until the keeper has moved it into a control group, which happens soon after the start.
+    # The command waits until the keeper has moved it into a control group. The keeper does this soon after the start.
     look = "until grep '/trial-[0-9]' /proc/self/cgroup; do :; done"
     add_trial_of_nobody(site, f"{look}; {BECOMES_ROOT}")
     site.manager.closes = False
@@ -708,13 +713,13 @@ def test_a_killed_keeper_with_control_groups_leaves_no_daemon_of_its_trial(silen
     assert [path for path in delegated_group.iterdir() if path.is_dir()] == []
 
 
-def test_processes_left_by_a_killed_keeper_and_guard_are_killed_before_the_next_attempt(
+def test_the_next_attempt_first_kills_the_processes_that_a_killed_keeper_and_guard_have_left(
     silent_site, tmp_path
 ):
     site = silent_site
     equip(site)
     site.add_trial(f"{SPREAD_OUT}; true")
-    # Start another task of this trial, as in another container on the same machine.
+    # Start a process of another task of this trial, as in another container on the same machine.
     other = subprocess.Popen(
         ["sleep", "1000"],
         env=os.environ
@@ -729,8 +734,8 @@ def test_processes_left_by_a_killed_keeper_and_guard_are_killed_before_the_next_
         keeper.wait()
         left = [process for process in stragglers() if process.pid != other.pid]
         assert len(left) >= 5
-        # The second attempt's command prints the states of these processes. A living process could write into the attempt's files
-        # or hold its GPU.
+        # The command of the second attempt prints the states of the remaining processes. A living one could write into the
+        # attempt's files or use its GPU.
         document = json.loads(site.workspace.trial(TRIAL).trial_json.read_bytes())
         pids = " ".join(str(process.pid) for process in left)
         look = f"for pid in {pids}; do grep State /proc/$pid/status 2>/dev/null || true; done"
@@ -739,7 +744,7 @@ def test_processes_left_by_a_killed_keeper_and_guard_are_killed_before_the_next_
         assert second.wait() == 0
         states = site.file(Stream.STDOUT, AttemptKey(TRIAL, attempt_id(1), KEY.task)).decode()
         assert set(states.split("\n")) <= {"", "State:\tZ (zombie)"}
-        # The count in the log may be below the number of processes, because some of them end by themselves.
+        # Some processes end by themselves, so the count in the log may be too low.
         assert re.search(r"killed [1-9] processes that an earlier attempt", second.stderr)
         assert stragglers() == [psutil.Process(other.pid)]
     finally:

@@ -1,4 +1,6 @@
-"""The keeper registers each process with the guard before the process executes, so no process survives a killed keeper."""
+"""The keeper registers each process with the guard before the process executes its program. So no process survives if the keeper
+is killed.
+"""
 
 import contextlib
 import ctypes
@@ -76,7 +78,7 @@ def play(tmp_path, program, prologue=IMPORTS):
 
 
 def living_children():
-    """The running processes that this process has adopted. Zombies are reaped."""
+    """The running processes that this process has adopted. The function reaps zombies."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -113,7 +115,7 @@ assert known == [trial.pid]
     assert (tmp_path / "err").read_text() == ""
 
 
-def test_a_guard_ends_a_trial_whose_processes_have_an_empty_environment(tmp_path):
+def test_a_guard_ends_the_processes_of_a_trial_even_if_they_have_an_empty_environment(tmp_path):
     program = f"""
 guard = OrphanReaper()
 guard.watch((str(folder),))
@@ -170,8 +172,8 @@ def started(command, **environ):
 
 
 def a_guard():
-    """Start a process that looks like a guard, and wait until the kernel shows its environment. During exec the kernel shows
-    an empty environment.
+    """Start a process that looks like a guard, and wait until the kernel shows its environment. While it calls exec, the kernel
+    shows an empty environment.
     """
     guard = started("exec sleep 1000", GUARD_OF="this")
     shown = psutil.Process(guard.pid)
@@ -200,10 +202,10 @@ def test_reap_orphans_finds_processes_by_environment_ancestry_and_session(tmp_pa
     trial.stdout.close()
 
 
-def test_a_daemon_outside_the_trial_survives_the_kill_of_its_child_inside_the_trial(tmp_path):
+def test_reap_orphans_kills_a_child_inside_the_trial_but_not_its_parent_outside_the_trial(tmp_path):
     daemon = started(f"{MARKER}={tmp_path} sleep 1000 & echo go; wait; echo still here")
     assert daemon.stdout.readline() == "go\n"
-    # bash forks the child without the marker. The child's environment contains the marker once it executes sleep.
+    # bash forks the child without the marker. When the child executes sleep, its environment contains the marker.
     is_ours = is_marked(tmp_path)
     wait_until(
         lambda: any(is_ours(psutil.Process(pid).environ()) for pid in living_children()),

@@ -1,4 +1,6 @@
-"""Tags and notes of a running experiment. They survive a killed manager and concurrent changes, and a view shows each change."""
+"""Tags and notes of a running experiment. They survive a killed manager and concurrent changes, and `nnictl view` shows each
+change.
+"""
 
 import json
 import threading
@@ -58,7 +60,7 @@ def test_remarks_are_durable_after_the_response_and_are_restored_by_the_next_man
         answer = experiment.ask("PATCH", path, data=json.dumps(document, ensure_ascii=False).encode())
         return answer.status_code, answer.json()
 
-    # A repeated HTTP request has the same response.
+    # A repeated HTTP request receives the same response as the first.
     for _ in range(2):
         assert change({"addTags": ["keep", "bad"], "note": "one\ntwo"}) == (
             200,
@@ -80,7 +82,7 @@ def test_remarks_are_durable_after_the_response_and_are_restored_by_the_next_man
     # The paths of NNI's API return only NNI's fields.
     assert not {"tags", "note"} & experiment.get("/trial-jobs")[0].keys()
     assert not {"tags", "note"} & experiment.get("/experiment").keys()
-    # nnictl and the Python API send their requests to the manager while it runs.
+    # While the manager runs, nnictl and the Python API send their requests to it.
     assert nnictl("trial", "note", "TEST", "-T", trial["id"], "--text", emoji)[0] == 0
     assert experiment.get(f"/trials/{trial['id']}")["note"] == emoji
     assert nnictl("trial", "tag", "TEST", "-T", trial["id"], "--add", "a b")[0] == 1
@@ -88,7 +90,7 @@ def test_remarks_are_durable_after_the_response_and_are_restored_by_the_next_man
     assert experiment.summary()["tags"] == experiment.get("/experiment-metadata")["tag"] == ["baseline"]
     code, _, err = nnictl("experiment", "tag", "TEST", *(f"--add=t{n}" for n in range(20)))
     assert (code, "there would be 21 tags, and the limit is 20" in err) == (1, True)
-    # The manager is killed, the store is changed, and a new manager starts.
+    # Kill the manager, change the store, and start a new manager.
     experiment.kill_manager()
     assert nnictl("trial", "tag", "TEST", "-T", trial["id"], "--add", "without-manager")[0] == 0
     experiment.start()
@@ -97,7 +99,7 @@ def test_remarks_are_durable_after_the_response_and_are_restored_by_the_next_man
     assert experiment.summary()["tags"] == ["baseline"]
     (experiment.code / "gate").touch()
     experiment.wait_for_status("DONE")
-    # The manager still runs after the experiment has ended.
+    # The experiment has ended, but its manager still runs.
     assert change({"note": ""}) == (200, {"tags": ["keep", "without-manager"], "note": ""})
     assert stored(folder, trial["id"]) == Remarks(("keep", "without-manager"), "")
 

@@ -48,7 +48,7 @@ class Machine:
         return self.run(command, self.bundle.archive(name).read_bytes() if body is None else body)
 
     def server(self, name):
-        """Run the command that starts the server, with the keeper of this archive; return its output."""
+        """Start the server with the keeper of this archive; return the output of the command."""
         folder = render.bundle_folder(self.bundle.digests[name])
         return self.run(render.server_command(self.settings, folder)).stdout.decode()
 
@@ -113,5 +113,5 @@ def test_several_managers_can_install_the_same_archive_at_the_same_time(machine)
     assert machine.server(FROZEN) == f"{FROZEN} frozen serve-machine\n"
 
 
-def test_the_server_command_without_a_bundle_exits_with_the_code_for_a_missing_keeper(machine):
+def test_without_a_bundle_the_server_command_exits_with_the_code_for_a_missing_keeper(machine):
     assert machine.run(render.server_command(machine.settings)).returncode == render.NO_KEEPER

@@ -130,7 +130,7 @@ def test_a_job_is_started_once_and_its_end_is_reported_with_its_exit_code(server
     assert server.start()["has_ended"], "an ended job does not run again"
 
 
-def test_a_job_does_not_read_the_start_up_file_of_ssh_sessions(serve, tmp_path, monkeypatch):
+def test_the_shell_of_a_job_does_not_read_the_start_up_file_for_ssh_sessions(serve, tmp_path, monkeypatch):
     (tmp_path / ".bashrc").write_text("echo Welcome!\n")
     monkeypatch.setenv("SSH_CLIENT", "192.0.2.1 1 22")
     monkeypatch.setenv("SHLVL", "0")
@@ -140,7 +140,7 @@ def test_a_job_does_not_read_the_start_up_file_of_ssh_sessions(serve, tmp_path, 
     assert server.next_end()["job"]["message"] == "done"
 
 
-def test_a_job_outlives_its_server_and_a_later_server_reports_its_exit_code(server, serve):
+def test_a_job_continues_after_its_server_has_ended_and_a_later_server_reports_its_exit_code(server, serve):
     pid = server.start()["pid"]
     server.close()
     assert processes.state_of(pid) == "S"
@@ -152,7 +152,7 @@ def test_a_job_outlives_its_server_and_a_later_server_reports_its_exit_code(serv
     assert last.state()["exit_code"] == 3
 
 
-def test_a_job_with_a_killed_shell_ends_with_its_keeper_and_has_no_exit_code(server):
+def test_a_job_whose_shell_was_killed_ends_with_its_keeper_and_has_no_exit_code(server):
     pid = server.start()["pid"]
     processes.kill(processes.ProcessStat.of(pid).parent)
     release(server, 3)

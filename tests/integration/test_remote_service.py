@@ -1,4 +1,4 @@
-"""The connection to a remote machine hangs. Each job is still started only once, and its end is reported once."""
+"""The connection to a remote machine hangs. Nevertheless, each job is started only once, and its end is reported once."""
 
 import asyncio
 import os
@@ -67,7 +67,7 @@ async def test_a_start_request_without_a_response_is_repeated_on_the_same_machin
         with pytest.raises(RetryableError, match="cannot reach"):
             await service.submit(platform.settings())
         service.release("trial1")
-        thaw(frozen)  # the machine may receive the first request now
+        thaw(frozen)  # from here on, the machine can receive the first request
         await service.reserve("trial1")
         await asyncio.wait_for(submit_again(service, platform.settings()), DEADLINE_S)
         await platform.has_started()

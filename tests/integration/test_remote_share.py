@@ -34,7 +34,7 @@ def key(site, name):
 
 
 def has(site, name, path):
-    """True if the experiment's folder on this machine contains the file."""
+    """True if the experiment's folder on the machine `name` contains the file."""
     return (site.machines[name].home / ".cache/trial-keeper" / key(site, name) / "EXPT" / path).exists()
 
 

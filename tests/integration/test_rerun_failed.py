@@ -33,8 +33,8 @@ ALWAYS_FAILS = "def test_always_fails():\n    assert False, 'again'\n"
 
 @pytest.fixture
 def rerun_failed(tmp_path):
-    """Return a function that runs these test files like CI. It returns the exit code, the output, and the lines about flaky
-    tests.
+    """Return a function that writes these test files and runs them like CI. It returns the exit code, the output, and the lines
+    about flaky tests.
     """
     flaky = tmp_path / "flaky.txt"
     flaky.touch()
@@ -46,7 +46,8 @@ def rerun_failed(tmp_path):
         done = subprocess.run(
             [sys.executable, RERUN_FAILED, flaky, "bash", "-c", script],
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # the imports of plugins take a second
+            env=os.environ
+            | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # without plugins, because their imports take a second
             capture_output=True,
             text=True,
             timeout=scaled_s(120),
@@ -62,7 +63,7 @@ def test_a_run_without_failures_passes_and_repeats_no_test(rerun_failed):
 
 
 @pytest.mark.parametrize("environ", ["None", "{**__import__('os').environ, 'PYTHONPATH': ''}"])
-def test_the_rerun_of_failed_tests_ignores_pytest_processes_that_a_test_starts(rerun_failed, environ):
+def test_the_rerun_ignores_the_results_of_pytest_processes_that_a_test_starts(rerun_failed, environ):
     code, _, flaky = rerun_failed(one=RUNS_PYTEST.replace("{ENVIRON}", environ), two=ALWAYS_FAILS)
     assert (code, flaky) == (1, [])
     assert rerun_failed(two=PASSES)[0] == 0

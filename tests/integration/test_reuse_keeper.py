@@ -93,7 +93,7 @@ def test_one_keeper_runs_many_trials_in_sequence(site):
     for number in range(TRIALS):
         assert job.run(f"echo trial {number}") == f"trial {number}\n".encode()
     assert psutil.Process(job.keeper.pid).children(recursive=True) == []
-    # A Shutdown ends a keeper immediately, so the test waits first until the keeper has sent all bytes.
+    # A Shutdown ends a keeper immediately. So first wait until the manager has received all bytes.
     site.manager.wait_for(lambda: len(site.manager.store.closed) == TRIALS, "all trials are delivered")
     assert job.leave() == 0
     for number in range(TRIALS):
@@ -213,7 +213,7 @@ def test_a_keeper_that_receives_sigterm_ends_its_trial_and_exits(job):
 # ---- isolation of trials, in new processes and in forks
 
 WARM = "as a fork of a warm interpreter"
-# Each script prints a state and then changes it. The next trial must print the original state.
+# Each script prints a state and then changes this state. The next trial must print the original state.
 LEAKS = {
     "environment": "import os; print(os.environ.get('LEAK')); os.environ['LEAK'] = os.putenv('LEAK', 'x') or 'x'",
     "working folder": "import os; print(os.getcwd()); os.chdir('/')",
@@ -275,7 +275,7 @@ def test_random_numbers_differ_between_forked_trials(site):
 
 
 def until_warm(job: Job) -> None:
-    """Run trials until one is a fork. The first trials start cold while the interpreter imports modules."""
+    """Run trials until a trial is a fork. The first trials start cold, because the interpreter still imports modules."""
     for _ in range(100):
         job.run(f"{sys.executable} warming.py")
         if "as a fork of a warm interpreter" in job.log:
@@ -334,7 +334,7 @@ def test_prefetched_warm_trials_have_separate_environments_and_a_stopped_trial_n
     until_warm(job)
     trials = [job.give(f"{sys.executable} train.py {gate}") for gate in gates]
     wait_for_text(site.attempt(key_of(trials[0])).stream(Stream.STDOUT), b"True")
-    # The order matters: the first trial must end after the stop of the prefetched second trial.
+    # The prefetched second trial must be stopped first, because it would start when the first trial ends.
     for number in (1, 0):
         site.manager.send(StopTrial(trials[number], ExitReason.STOPPED_BY_USER))
     for number in (2, 3):
@@ -386,7 +386,7 @@ def test_trials_start_cold_after_the_warm_interpreter_died(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     job = Job(site, warm_imports=("json",))
     until_warm(job)
-    # The keeper's other child is the standby fork, which is not a session leader.
+    # The other child of the keeper is the standby fork. It is not a session leader.
     (interpreter,) = (
         child for child in psutil.Process(job.keeper.pid).children() if os.getsid(child.pid) == child.pid
     )
@@ -396,7 +396,7 @@ def test_trials_start_cold_after_the_warm_interpreter_died(site):
     assert job.leave() == 0
 
 
-# The daemon is a fork of a fork in its own session, and has not called exec.
+# The daemon is the fork of a fork. It has its own session, and has not called exec.
 DAEMON = """
 import os, sys, time
 if os.fork() == 0:
@@ -429,7 +429,7 @@ def wait_for_text(path: Path, text: bytes) -> None:
     wait_until(lambda: path.exists() and text in path.read_bytes(), f"{text!r} in {path}")
 
 
-def test_a_trial_that_cannot_be_prepared_keeps_the_exit_record_of_its_first_attempt(site):
+def test_a_trial_whose_preparation_fails_keeps_the_exit_record_of_its_first_attempt(site):
     job = Job(site)
     trial_id = job.give("true")
     assert job.end_of(trial_id).exit_code == 0

@@ -93,7 +93,7 @@ def test_concurrent_reports_of_processes_and_threads_are_intact_and_in_order(env
             assert [v["default"] for v in values if v["who"] == f"{kind} {n}"] == list(range(200))
 
 
-def test_parent_and_child_continue_the_sequence_numbers_separately_after_a_fork(environ):
+def test_parent_and_child_count_the_sequence_numbers_of_their_reports_separately_after_a_fork(environ):
     code = (
         "import os, nni_sdk as nni\n"
         "nni.report_intermediate_result(0)\n"
@@ -184,7 +184,7 @@ def test_a_spawned_process_continues_from_the_checkpoint_of_its_parent(environ, 
     for _ in range(2):
         subprocess.run([sys.executable, tmp_path / "train.py"], env=environ, timeout=DEADLINE_S, check=True)
     decoded = decode((tmp_path / ".nni/metrics").read_bytes(), 0)
-    # Without the second mark, the results before the checkpoint would count twice, because the process reports them again.
+    # The process reports the results before the checkpoint again. Without the second mark, these results would count twice.
     assert [(each.checkpoint, each.attempt_id is None) for each in decoded.marks] == [
         ("000001", True),
         ("000001", False),

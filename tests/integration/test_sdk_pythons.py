@@ -131,8 +131,8 @@ nni.report_intermediate_result(2)
 
 @pytest.fixture
 def run(tmp_path):
-    """Return a function that runs a script as a trial in a Python. It returns the exit code, stdout, the messages on stderr,
-    and the metrics.
+    """Return a function that runs a script as a trial in the given Python. It returns the exit code, stdout, the messages on
+    stderr, and the metrics.
     """
 
     def run_script(python, script, parameters, name):
@@ -183,7 +183,7 @@ def test_checkpoints_are_saved_and_loaded_in_every_python(run, python):
     assert (expected[:3], expected[3].count(b"\n")) == ((0, "state 1\n", []), 4), expected
     code, out, err, metrics = run(python, CHECKPOINTS, {}, "there")
     assert (code, out, err) == expected[:3]
-    # The comparison omits the load number and the folder names, which are unique.
+    # The comparison omits the load number and the folder names, which differ in each run.
     assert [line[8:90] for line in metrics.splitlines()] == [line[8:90] for line in expected[3].splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""The secrets of an experiment are in no file, response or process that other users can read."""
+"""No file, response or process that other users can read contains a secret of an experiment."""
 
 import json
 import stat
@@ -77,7 +77,7 @@ def test_files_with_secrets_are_readable_only_by_their_owner(running):
         mode = stat.S_IMODE((running.folder.path / path).stat().st_mode)
         assert mode == (0o600 if path else 0o700), path
 
-    # Every user can read command lines with `ps`, and the trial's code can read its environment.
+    # Every user can read the command lines of all processes with `ps`, and the trial's code can read its own environment.
     trial = None
     for process in psutil.process_iter():
         try:

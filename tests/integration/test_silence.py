@@ -22,7 +22,7 @@ def hello(settings, **fields):
     return Hello(**values | {"task": "main-0"} | fields)
 
 
-def test_a_job_without_a_connection_is_a_problem_until_its_keeper_connects(a_real_experiment):
+def test_a_job_without_a_connection_is_reported_as_a_problem_until_its_keeper_connects(a_real_experiment):
     experiment = a_real_experiment("", trialConcurrency=1, maxTrialNum=1)
 
     async def play():

@@ -86,12 +86,12 @@ def test_a_login_node_without_the_commands_of_slurm_is_refused(node, platform):
     assert said.startswith(f"cannot find Slurm's scontrol on PATH of {node.address}; ")
 
 
-def test_the_error_for_a_login_shell_that_exits_at_once_contains_the_message_of_the_shell(node, platform):
+def test_if_a_login_shell_exits_immediately_the_error_contains_the_message_of_the_shell(node, platform):
     (node.machine.home / ".bash_profile").write_text("echo the account has expired >&2; exit 1\n")
     assert "its login shell says 'the account has expired'" in refused(platform)
 
 
-def test_a_login_shell_that_exits_before_it_is_sent_commands_is_refused(node, platform, monkeypatch):
+def test_a_login_shell_that_exits_before_it_receives_commands_is_refused(node, platform, monkeypatch):
     create_session = asyncssh.SSHClientConnection.create_session
 
     async def create_and_wait(*arguments, **options):
@@ -104,22 +104,24 @@ def test_a_login_shell_that_exits_before_it_is_sent_commands_is_refused(node, pl
     assert "its login shell says 'the account has expired'" in refused(platform)
 
 
-def test_a_login_with_another_user_id_than_that_of_nnictl_is_refused(node, platform):
+def test_a_login_whose_user_id_differs_from_that_of_nnictl_is_refused(node, platform):
     add(node, "id", "echo 4711")
     said = refused(platform)
     assert f"its user id is 4711, and nnictl's is {os.geteuid()}" in said
 
 
-def test_a_login_node_without_the_managers_python_is_refused(platform, monkeypatch):
+def test_a_login_node_that_lacks_the_python_of_the_manager_is_refused(platform, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/absent/python")
     assert "it has no /absent/python; install trial-keeper on the shared home" in refused(platform)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a namespace of mounts")
-def test_a_login_node_that_does_not_share_the_folder_is_refused(node, platform, tmp_path):
+def test_a_login_node_that_does_not_share_the_experiment_working_directory_is_refused(
+    node, platform, tmp_path
+):
     platform.config.log_dir = folder = tmp_path / "work"
     folder.mkdir()
-    # The login shell has its own mount namespace, with another file system mounted over the folder.
+    # The login shell has its own mount namespace. In this namespace, another file system is mounted over the folder.
     with (node.machine.home / ".bash_profile").open("a") as profile:
         profile.write(f"exec unshare --mount bash -c 'mount -t tmpfs none {folder}; exec bash'\n")
     assert f"so it does not share {folder}; set experimentWorkingDirectory" in refused(platform)
@@ -154,7 +156,7 @@ def test_a_lost_connection_is_opened_again(node, slurm):
     wait_until(answers, "the login node answers again")
 
 
-def test_commands_that_time_out_do_not_use_up_the_ssh_sessions_of_later_commands(node, slurm, monkeypatch):
+def test_commands_that_time_out_leave_enough_ssh_sessions_for_later_commands(node, slurm, monkeypatch):
     with monkeypatch.context() as short:
         short.setattr(client, "_TIMEOUT_S", 0.3)
         add(node, "squeue", "exec sleep 600")

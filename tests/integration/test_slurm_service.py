@@ -30,7 +30,9 @@ def conf():
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, conf):
-    """The cluster, and an experiment whose jobs run the script that a test writes. `ends` lists the reported ends of jobs."""
+    """The cluster and an experiment. The jobs of the experiment run the script that a test writes. `ends` lists the reported ends
+    of jobs.
+    """
     monkeypatch.setattr(slurm_service, "POLL_S", POLL_S)
     workspace, jobs = Workspace(tmp_path / "EXPT"), tmp_path / "jobs"
     workspace.root.mkdir()
@@ -73,7 +75,7 @@ async def test_a_killed_job_ends_at_once_although_its_process_ignores_sigterm(pl
     await service.close()
 
 
-async def test_a_started_job_that_slurm_does_not_list_any_more_has_ended(place):
+async def test_a_started_job_that_slurm_no_longer_lists_counts_as_ended(place):
     write(place, "echo last words; exit 3")
     first = place.service()
     first.on_job_ended = lambda ended: None
@@ -92,7 +94,7 @@ async def test_a_started_job_that_slurm_does_not_list_any_more_has_ended(place):
     await second.close()
 
 
-async def test_all_jobs_are_polled_with_one_call_of_squeue(place, tmp_path, monkeypatch):
+async def test_each_poll_of_all_jobs_calls_squeue_once(place, tmp_path, monkeypatch):
     count, calls = 20, tmp_path / "calls"
     (tmp_path / "bin").mkdir()
     squeue = tmp_path / "bin" / "squeue"

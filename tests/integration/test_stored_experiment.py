@@ -34,7 +34,9 @@ VIEW = [sys.executable, "-m", "nni_manager", "--view"]
 
 @pytest.fixture(scope="module")
 def view_of():
-    """Return a function that serves a view of an experiment in another process, and returns the view's process record."""
+    """Return a function that serves a view of an experiment in another process. The function returns the process record of the
+    view.
+    """
     processes = []
 
     def serve(experiment):
@@ -134,7 +136,7 @@ def test_a_view_refuses_every_changing_request(killed, view):
         os.kill(pid, 0)
 
 
-def test_a_view_shows_the_last_state_of_an_experiment_with_a_killed_manager(view):
+def test_a_view_of_an_experiment_with_a_killed_manager_shows_the_last_stored_state(view):
     summary = look(view, "/summary")
     assert (summary["status"], summary["readOnly"], summary["counts"]["RUNNING"]) == ("RUNNING", True, 2)
     assert summary["problem"] == (

@@ -63,7 +63,9 @@ async def release_second_reporters(experiment, engine):
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_the_trial_uses_the_metrics_of_one_task_and_ends_by_the_completion_policy(a_real_experiment, reuse):
+def test_a_trial_uses_the_metrics_of_one_task_and_ends_according_to_the_completion_policy(
+    a_real_experiment, reuse
+):
     experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": reuse})
     trials = run(experiment, "", reuse=reuse)
     assert [trial.state.value for trial in trials] == ["SUCCEEDED"] * 3
@@ -143,7 +145,8 @@ def test_a_trial_gets_a_new_attempt_if_the_keeper_of_its_job_is_replaced(a_real_
     trials = run(experiment, more, reuse=True, meddle=meddle)
     assert [trial.state.value for trial in trials] == ["SUCCEEDED"] * 2
     assert {trial.job_id for trial in trials} == {"env-0"}
-    # The metrics of the other tasks still count. A new attempt of the reporting task reports its metrics again.
+    # If `ps-0` is replaced, the stored metrics of `worker-0` still count. If `worker-0` is replaced, its new attempt reports its
+    # metrics again.
     first = trials[0]
     assert (first.run.reporter, first.run.value, first.run.attempt) == (
         "worker-0",
@@ -154,7 +157,7 @@ def test_a_trial_gets_a_new_attempt_if_the_keeper_of_its_job_is_replaced(a_real_
         assert len(metrics_of(reader, first.trial_id)) == 2
 
 
-def test_a_trial_stopped_during_its_dispatch_does_not_fail_the_job(a_real_experiment):
+def test_a_stop_of_a_trial_during_its_dispatch_does_not_fail_the_job(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": True})
 
     async def meddle(engine, service):
@@ -176,7 +179,9 @@ def test_a_trial_stopped_during_its_dispatch_does_not_fail_the_job(a_real_experi
 def test_the_manager_reads_the_end_of_a_trial_from_the_workspace_if_no_keeper_reports_the_end(
     a_real_experiment, how
 ):
-    """The keeper of the only task is replaced: while the trial runs, or when only the workspace contains the trial's end."""
+    """The keeper of the only task is replaced. In one case the trial still runs. In the other, the trial has ended, but only the
+    workspace contains its end.
+    """
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1, localConfig={"reuse": True})
 
     async def meddle(engine, service):

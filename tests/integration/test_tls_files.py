@@ -47,7 +47,7 @@ def presented(port):
     return ssl.get_server_certificate(("127.0.0.1", port), timeout=DEADLINE_S)
 
 
-def test_a_manager_on_loopback_uses_https_with_the_certificate_of_the_files(running, files):
+def test_a_manager_on_loopback_serves_https_with_the_certificate_from_the_files(running, files):
     assert running.folder.process().base_url == f"https://127.0.0.1:{running.port}"
     assert running.summary()["id"] == "TESTEXPT"
     url = f"https://localhost:{running.port}/livez"
@@ -128,7 +128,9 @@ def test_a_renewed_certificate_is_used_without_a_restart(running, files):
     )
 
 
-def test_the_previous_certificate_is_used_until_both_files_are_renewed(running, files, tmp_path):
+def test_the_previous_certificate_is_used_until_both_certificate_and_key_file_are_renewed(
+    running, files, tmp_path
+):
     before = files.certificate.read_text()
     later = issue(tmp_path / "later")
     shutil.copy(later.certificate, files.certificate)
@@ -149,7 +151,7 @@ def test_the_previous_certificate_is_used_until_both_files_are_renewed(running, 
     assert running.summary()["id"] == "TESTEXPT"
 
 
-def test_a_manager_beyond_loopback_publishes_the_host_name_in_its_certificate_file(tmp_path, files):
+def test_a_manager_beyond_loopback_publishes_the_host_name_from_its_certificate_file(tmp_path, files):
     experiment = RealExperiment(tmp_path / "made", ENDLESS, maxTrialNum=1)
     experiment.create()
     experiment.start(host="0.0.0.0", options=WebServerOptions(tls=files).arguments()[2:])

@@ -101,7 +101,7 @@ def test_a_trace_has_a_span_for_the_trial_and_a_child_span_for_each_state(a_real
         open_gate(experiment)
         trace = collector.trace()
     *states, root = [span for _, span in trace]
-    # The last state, closing, may take no time.
+    # The last state is `closing`. If it takes no time, it has no span.
     assert [span.name for span in states][:2] == ["waiting", "running"]
     assert {span.name for span in states[2:]} <= {"closing"}
     assert {span.parent_span_id for span in states} == {root.span_id}
@@ -139,7 +139,7 @@ def test_the_span_of_a_failed_trial_has_an_error_with_its_message(a_real_experim
     assert resource["service.name"] == "digits"
 
 
-def test_the_trace_of_a_trial_includes_the_states_under_an_earlier_manager(a_real_experiment):
+def test_the_trace_of_a_trial_includes_its_states_before_the_manager_was_replaced(a_real_experiment):
     with a_collector() as collector:
         experiment = an_experiment(a_real_experiment, 0.5, endpoint(collector))
         experiment.start()

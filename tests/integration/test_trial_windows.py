@@ -1,4 +1,4 @@
-"""Windows and samples of trials over HTTP."""
+"""Requests for windows and samples of trials over the HTTP API."""
 
 import gzip
 import json

@@ -43,14 +43,14 @@ SHORT = ("SVM, digits", "SVM kernels, cancer")
 
 
 @pytest.mark.timeout(900)
-def test_auto_finds_better_models_than_random_search(real):
+def test_the_auto_tuner_finds_better_models_than_random_search(real):
     found = real.searches(("Auto", "Random"), SHORT, seeds=3, concurrencies=(4,), processes=1)
     of = real.scores(found, SHORT, 4)
     assert all(ours > theirs + 0.1 for ours, theirs in zip(of["Auto"], of["Random"], strict=True)), of
 
 
 @pytest.mark.timeout(900)
-def test_random_search_does_not_reach_the_quality_goal_of_auto(real, monkeypatch):
+def test_random_search_does_not_reach_the_quality_goal_of_the_auto_tuner(real, monkeypatch):
     class RandomSearch(real.OurTuner):
         def __init__(self, name, *others):
             super().__init__("Random", *others)
@@ -68,7 +68,7 @@ def test_every_problem_has_a_table_with_the_columns_of_its_parameters(real):
         assert len(rows) == 450
 
 
-def test_the_median_of_random_search_has_score_0_and_the_least_known_error_has_score_1(real):
+def test_the_median_error_of_random_search_has_score_0_and_the_lowest_known_error_has_score_1(real):
     problem = real.problem_of(SHORT[0])
     runs = {
         (tuner, SHORT[0], 1): [real.Run(error, 1.0)]
@@ -83,8 +83,8 @@ def test_tpe_reaches_the_quality_of_the_sampler_of_optuna(measured):
     assert all(row.holds for row in rows), measured.render(rows)
 
 
-def test_the_comparison_of_a_pruner_with_optuna_runs(measured):
-    # One seed cannot prove the quality. This test only runs the code of `make quality`.
+def test_the_measurement_that_compares_a_pruner_with_optuna_works(measured):
+    # One seed cannot prove the quality. This test only checks that the code of `make quality` works.
     (row,) = measured.quality_with_pruning(1, measured.CHANCE)
     assert row.holds, measured.render([row])
 
@@ -101,7 +101,7 @@ def test_the_quality_check_fails_for_a_random_sampler_in_place_of_tpe(measured, 
     assert not any(row.holds for row in rows), measured.render(rows)
 
 
-def test_values_drawn_for_the_dimensions_of_peers_give_parameters_in_the_search_space(real):
+def test_values_from_the_dimensions_that_peers_receive_become_parameters_inside_the_search_space(real):
     described = importlib.import_module("peer_process")
     drawn = random.Random(1)
     for problem in real.REAL_PROBLEMS.values():

@@ -55,7 +55,7 @@ def test_the_document_of_the_page_refers_to_files_below_the_prefix(served):
         assert fetch(served, path).status_code == 200, path
 
 
-def test_a_server_with_a_url_prefix_requires_the_token_also_from_the_same_user(served):
+def test_a_server_with_a_url_prefix_requires_the_token_even_from_programs_of_the_same_user(served):
     assert fetch(served, f"{ROOT}/trials").status_code == 401
 
 

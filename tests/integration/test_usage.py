@@ -71,9 +71,9 @@ def test_gpus_with_implausible_or_missing_values_are_omitted(site, tmp_path, gpu
     assert [gpu.index for gpu in greedy_usage(site).gpus] == seen
 
 
-def test_cpu_time_of_processes_that_ended_between_two_samples_is_counted(site):
+def test_the_reported_cpu_time_includes_processes_that_ended_between_two_samples(site):
     site.gate("gate")
-    # Many short processes run, and no process is present in two samples.
+    # Many short processes run in sequence. No process lives long enough to be in two samples.
     site.add_trial(f"while ! [ -e done ]; do {sys.executable} -c 'sum(range(3_000_000))'; done")
     keeper = site.start_keeper()
     usage = site.manager.wait_for_message(Usage)

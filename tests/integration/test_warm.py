@@ -1,4 +1,4 @@
-"""Trials as forks of a warm interpreter are compared with the same scripts in a new process of the same Python."""
+"""Trials that are forks of a warm interpreter are compared with the same scripts in a new process of the same Python."""
 
 import contextlib
 import ctypes
@@ -56,7 +56,7 @@ class Site:
         )
 
     def warmly(self, interpreter, *arguments, **options):
-        """Run the script in a fork; return its exit code in the form of Popen, its stdout and its stderr."""
+        """Run the script in a fork; return its exit code as Popen would return it, its stdout and its stderr."""
         start = self.warm_start(*arguments, **options)
         status = ended(interpreter.start(start))
         shown = text_of(start.stdout), text_of(start.stderr)
@@ -109,7 +109,9 @@ def site(tmp_path):
 
 @pytest.fixture(scope="module")
 def warm_of():
-    """Return a function that makes a warm interpreter, or returns an earlier one with the same arguments."""
+    """Return a function that makes a warm interpreter. With the same arguments again, the function returns the earlier
+    interpreter.
+    """
     made = {}
 
     def make(*imports, python=sys.executable, **environ):
@@ -226,8 +228,8 @@ def comparable(result):
 
 
 def endings_for(python):
-    """The test cases of how a script ends. The oldest Python, the newest Python and the Python of the tests get all cases. In the
-    short test, each other Python gets a third of them.
+    """The test cases about the ways in which a script can end. The oldest Python, the newest Python and the Python of the tests
+    get all cases. In the short test, each other Python gets a third of them.
     """
     usable = [path for path in PYTHONS.values() if path]
     in_full = (usable[0], PYTHONS.get(f"3.{sys.version_info.minor}"), usable[-1])
@@ -367,7 +369,7 @@ MODULES = "import os, random, resource, signal, sys\n"
 
 
 @pytest.mark.parametrize("what", LEAKS)
-def test_state_that_a_trial_changes_does_not_affect_the_next_trial(warm, site, what):
+def test_a_trial_that_changes_process_state_does_not_affect_the_next_trial(warm, site, what):
     change, look = LEAKS[what]
     site.write("x = 1", "helper.py")
     site.write(f"{MODULES}print({look})", "look.py")
@@ -409,7 +411,7 @@ def waiting_fork(interpreter):
 
 
 def prepared_fork(interpreter):
-    """Wait until a fork is prepared for a trial, and return it. A second standby fork then exists for the trial after that."""
+    """Wait until a fork is prepared for a trial, and return the fork. By then, a second fork waits for the next trial."""
     return min(waiting_forks(interpreter, 2), key=lambda fork: (fork.create_time(), fork.pid))
 
 
@@ -486,7 +488,7 @@ def test_a_preloaded_sdk_writes_the_report_of_each_trial_to_its_own_folder(warm_
 # ---- a trial that is prepared while another trial runs
 
 
-def test_a_prepared_trial_creates_no_output_before_its_start(warm, site):
+def test_a_prepared_trial_writes_no_output_file_before_its_start(warm, site):
     site.write(
         "import os, sys\nprint(sys.argv[1:], os.environ['NAME'], os.getsid(0) == os.getpid(), __file__)"
     )
@@ -507,7 +509,9 @@ def test_a_start_of_a_different_trial_discards_the_prepared_trial(warm, site):
 
 
 @pytest.mark.parametrize("after", ["print('new')", "print('old'", None])
-def test_a_script_that_changes_after_its_preparation_runs_in_the_new_version(warm, site, after):
+def test_if_a_script_changes_after_the_preparation_of_a_trial_the_trial_runs_the_new_version(
+    warm, site, after
+):
     site.write("print('old')")
     start = site.warm_start(python=sys.executable)
     warm.prepare(start)
@@ -520,7 +524,7 @@ def test_a_script_that_changes_after_its_preparation_runs_in_the_new_version(war
     assert said == site.plainly(sys.executable)
 
 
-# The script prints whether it runs the code object of the interpreter's cache.
+# The script prints whether the code object that it runs comes from the interpreter's cache.
 IS_CACHED = """
 import sys
 frame = sys._getframe()
@@ -532,7 +536,7 @@ def runs_of(site, interpreter, script="train.py"):
     status, said, errors = site.warmly(interpreter, script=script)
     assert (status, errors) == (0, "")
     number, is_cached, path = said.split()
-    # Python 3.8 shows the path as given on the command line.
+    # Python 3.8 shows the path in the form in which the command line contains it.
     assert path in (script, str(site.folder / script))
     return int(number), is_cached == "True"
 
@@ -555,7 +559,7 @@ def test_a_repeated_script_is_compiled_once_until_it_changes(warm_of, site, pyth
         ("11122211", "..*..*.."),
     ],
 )
-def test_the_code_cache_keeps_the_most_repeated_script(warm_of, site, scripts, cached):
+def test_the_code_cache_keeps_the_script_that_was_repeated_most_often(warm_of, site, scripts, cached):
     interpreter = warm_of("json")
     for number in set(scripts):
         site.write(IS_CACHED.format(number), f"{number}.py")
@@ -575,7 +579,8 @@ def test_a_script_above_the_size_limit_runs_without_being_cached(warm_of, site):
     interpreter = warm_of("json")
     site.write(IS_CACHED.format(1) + "#" * (1 << 20))
     assert [runs_of(site, interpreter) for _ in range(3)] == [(1, False)] * 3
-    site.write(IS_CACHED.format(1) + "#" * (1 << 19))  # The script is larger than the buffer of a pipe.
+    # This script is below the size limit, but larger than the buffer of a pipe.
+    site.write(IS_CACHED.format(1) + "#" * (1 << 19))
     assert [runs_of(site, interpreter) for _ in range(3)] == [(1, False), (1, False), (1, True)]
 
 
@@ -623,7 +628,7 @@ def test_a_cached_script_that_was_deleted_is_refused(warm_of, site):
     assert site.warmly(interpreter) == (0, "there\n", "")
 
 
-def test_a_compiler_warning_of_a_script_is_printed_only_by_the_trial_that_runs(warm_of, site):
+def test_a_compiler_warning_of_a_script_is_printed_by_the_trial_but_not_by_its_preparation(warm_of, site):
     interpreter = warm_of("random")
     site.write("print(1 is 1)")
     start = site.warm_start()
@@ -634,7 +639,7 @@ def test_a_compiler_warning_of_a_script_is_printed_only_by_the_trial_that_runs(w
     assert text_of(start.stderr).count("SyntaxWarning") == 1
 
 
-def test_the_start_of_a_killed_prepared_fork_is_refused_and_the_next_start_succeeds(warm, site):
+def test_a_start_is_refused_if_its_prepared_fork_was_killed_and_the_next_start_succeeds(warm, site):
     site.write("print('here')")
     start = site.warm_start()
     warm.prepare(start)
@@ -731,7 +736,9 @@ def test_an_interpreter_ends_with_its_keeper(tmp_path):
         [sys.executable, "-c", keeper], stdout=subprocess.PIPE, check=True, timeout=DEADLINE_S
     ).stdout
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        ended(int(shown))  # The test process has adopted the orphaned interpreter.
+        ended(
+            int(shown)
+        )  # The interpreter is now an orphan that the test process has adopted, so ended() can wait for it.
 
 
 # ---- refusals
@@ -865,7 +872,7 @@ def test_a_warm_start_is_refused_if_the_process_does_not_adopt_orphans(tmp_path)
         [sys.executable, "-c", keeper, tmp_path], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert "does not adopt orphans" in shown.stdout, shown
-    # The test process has adopted the orphans of the keeper.
+    # The test process has adopted the orphans of the keeper, so ended() can wait for them.
     for child in set(psutil.Process().children()) - before:
         ended(child.pid)
     assert not (tmp_path / "ran").exists()

@@ -1,7 +1,7 @@
-"""Mutation test: plants small bugs in a copy of the tree, one at a time, and runs the tests of the changed module.
+"""Mutation test: makes one small bug at a time in a copy of the tree, and runs the tests of the changed module.
 
-`make mutants` calls it. A mutant is killed if a test fails or hangs. The killing test then runs once on the unchanged code: a
-test that fails there too kills no mutant. A survivor shows behaviour that no test checks. Write a test, simplify the code, or
+`make mutants` calls it. A mutant is killed if a test fails or hangs. This test then runs once on the unchanged code: if it fails
+there too, it does not kill the mutant. A survivor shows behaviour that no test checks. Write a test, simplify the code, or
 explain in explained.txt why the mutant behaves like the original. Not mutated: messages, log lines, annotations, decorators,
 docstrings, assignments in `__init__`, and named numbers of a module. A test of their exact text or value would repeat the code.
 """
@@ -32,8 +32,8 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.txt")
-# For each folder, these are the quick tests and then the slow tests that apply to all its modules. For each mutant, the unit
-# tests that import the module run first.
+# For each folder: the quick tests, then the slow tests, that apply to all its modules. For each mutant, the unit tests that
+# import the changed module run first.
 TARGETS: dict[str, tuple[list[str], list[str]]] = {
     "manager/nni_manager/domain": (
         [
@@ -209,7 +209,7 @@ def _has_text(node: ast.BinOp) -> bool:
 
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
-    """All mutants of a file, in the order of their places."""
+    """All mutants of a file, ordered by their positions."""
     return sorted(_Finder(path, source).found, key=lambda mutant: (mutant.start, mutant.end, mutant.text))
 
 
@@ -267,7 +267,7 @@ def tests_of(root: Path, path: str) -> list[list[str]]:
     package, _, name = module.rpartition(".")
     uses = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
     users = [file for file in (root / "tests/unit").glob("test_*.py") if uses.search(file.read_text())]
-    # Small files usually test only this module. Files that test the command line start nnictl many times.
+    # Run small files first: they usually test only this module. Run test_cli_* last: these files start nnictl many times.
     users.sort(key=lambda file: (file.name.startswith("test_cli_"), file.stat().st_size))
     own = [str(file) for file in users if name in file.name]
     first = list(dict.fromkeys([*own, *map(str, users[:4]), *quick]))
@@ -327,7 +327,7 @@ class Copy:
 
     def _write(self, file: Path, text: str) -> None:
         file.write_text(text)
-        # Python recognises compiled files by the time and size of the source, so each version gets a different time.
+        # Python reuses a compiled file if the time and size of the source are the same, so each version gets a different time.
         os.utime(file, (next(self._changes) * 2,) * 2)
 
     def failure(self, tests: Sequence[str], without: Collection[str] = ()) -> str:
@@ -341,7 +341,7 @@ class Copy:
         with self._lock, output.open("w") as file:
             if self._is_ended:
                 raise KeyboardInterrupt
-            # A file is used instead of a pipe, because processes that tests have left would keep a pipe open.
+            # Use a file instead of a pipe: processes that tests have left would keep a pipe open.
             self._process = subprocess.Popen(
                 command, cwd=self.tree, env=self._environ, stdout=file, stderr=file, start_new_session=True
             )
@@ -397,7 +397,7 @@ class Judge:
         return ""
 
     def _passes_without_mutant(self, copy: Copy, failed: str) -> bool:
-        # For an import error or a hang, pytest reports no name of a test.
+        # For an import error or a hang, the output of pytest names no test.
         if failed in self._verified | self._always_fail or "::" not in failed:
             return True
         if copy.failure([failed]):
@@ -443,7 +443,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             free.append(copy)
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # If a script starts this program in the background, SIGINT is ignored without this handler.
+    # Without this handler, SIGINT is ignored if a script starts this program in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         copies += [Copy(ROOT, folder / str(number)) for number in range(options.workers)]

@@ -30,7 +30,7 @@ EXEMPT = {
     "experiment/config.py": "NNI's classes of the Python API",
     "experiment/sections.py": "NNI's classes of the Python API",
 }
-# These words have other uses, too.
+# These names of platforms are also words with other uses.
 _AMBIGUOUS = {"local", "remote"}
 _NAMES = "|".join([*(PLATFORMS.keys() - _AMBIGUOUS), "kubernetes"])
 NAMES = re.compile(
@@ -40,7 +40,7 @@ NAMES = re.compile(
 
 
 def check(content: str) -> Iterator[tuple[int, str]]:
-    """The line and the name of each mention."""
+    """The line number of each mention of a platform, and the name there."""
     tree = ast.parse(content)
     docstrings = {
         id(node.value)

@@ -1,4 +1,4 @@
-"""Fails when a retired word returns, or a sentence of the documentation or of a docstring has more than 35 words.
+"""Fails when a text uses a retired word, or a sentence of the documentation or of a docstring has more than 35 words.
 
 Usage: check_prose.py [FILE ...]; without files, all that git tracks. retired.txt has a line `word -> replacement` for each
 retired name and phrase. Names, below [names], are compared as whole identifiers. Phrases, below [prose], are regular expressions.
@@ -40,7 +40,7 @@ _WORD = re.compile(r"[A-Za-z0-9][\w'’.-]*")
 
 
 class Text(NamedTuple):
-    """A piece of prose and its first line in its file."""
+    """A piece of prose, and the number of its first line in its file."""
 
     line: int
     text: str
@@ -140,7 +140,7 @@ def names_of_python(content: str) -> Iterator[tuple[int, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Check the files; the exit code."""
+    """Check the files; return the exit code."""
     tracked = subprocess.run(
         ["git", "ls-files", "*.py", "*.md", "*.toml", "*.sql", "*.proto"],
         cwd=ROOT,

@@ -11,14 +11,14 @@ REPORTING = "-p failure_reports"
 
 
 class FailureReports:
-    """Collects what failed, by test id, in the process that all workers report to."""
+    """Collects the failures by test id, in the process to which all workers report."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._failures: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test, its set-up or its tear-down has ended."""
+        """Record the failure of a test, of its set-up or of its tear-down."""
         self._add(report, f"{report.nodeid} ({report.when}, {report.duration:.1f} s)")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

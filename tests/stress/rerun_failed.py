@@ -1,7 +1,8 @@
-"""Runs a make target that runs pytest, and each failed test once more, alone: `rerun_failed.py FLAKY_FILE make test`.
+"""Runs a make target that runs pytest.
 
-A test that fails twice fails the run. A test that fails once is flaky: its first failure is printed, and FLAKY_FILE gets
-a line `FLAKY: <test>`. The make target runs the single test that the environment variable TEST names.
+Then runs each failed test once more, alone: `rerun_failed.py FLAKY_FILE make test`. A test that fails twice fails the run. A test
+that fails once is flaky: its first failure is printed, and FLAKY_FILE gets a line `FLAKY: <test>`. The environment variable TEST
+names the single test that the make target runs.
 """
 
 import sys
@@ -14,7 +15,7 @@ MAX_FAILURES = 20
 
 
 def main(flaky_file: Path, *command: str) -> int:
-    """Run the target; the exit code."""
+    """Run the target; return the exit code."""
     first = run_tests(*command)
     if first.exit_status == 0:
         return 0

@@ -17,7 +17,7 @@ TESTS_FAILED = 1
 """pytest's exit status of a run in which tests failed. Others: interrupted, internal error, usage error, no tests."""
 
 
-# After an interrupt, tests have this time to end the processes that they started.
+# After an interrupt, tests have this many seconds to end the processes that they started.
 INTERRUPTED_TIMEOUT_S = 60
 
 
@@ -29,7 +29,7 @@ class RunResult(NamedTuple):
 
 
 def run_tests(*command: str, **environ: str) -> RunResult:
-    """Run this command once; it runs pytest. The exit status is -1 if the command fails without a report of pytest."""
+    """Run this command, which runs pytest, once. The exit status is -1 if the command fails without a report of pytest."""
     with tempfile.TemporaryDirectory() as folder:
         reports = Path(folder, "failures.json")
         plugin = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
@@ -42,7 +42,9 @@ def run_tests(*command: str, **environ: str) -> RunResult:
 
 
 def _run(command: Sequence[str], environ: dict[str, str]) -> int:
-    """The exit code. After Ctrl-C, pytest and its workers get one SIGINT, and time to end the processes that they started."""
+    """Run the command; return its exit code. After Ctrl-C, pytest and its workers get one SIGINT, and time to end the processes
+    that they started.
+    """
     process = subprocess.Popen(command, cwd=ROOT, env=environ, start_new_session=True)
     try:
         return process.wait()

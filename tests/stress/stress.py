@@ -21,7 +21,7 @@ BUSY = "import select, sys\nwhile not select.select([sys.stdin], [], [], 0)[0]:\
 
 
 def main() -> int:
-    """Run the rounds; the exit code."""
+    """Run the rounds; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], epilog="example: stress.py --rounds 20 tests/faults"
     )

@@ -9,7 +9,7 @@ from stored_experiments import experiments_in
 
 @pytest.fixture
 def nnictl(capsys):
-    """Runs a command line; returns exit code, stdout and stderr."""
+    """Return a function that runs nnictl with the given arguments. It returns the exit code, stdout and stderr."""
 
     def run(*arguments):
         from nni_manager.cli import main  # imported here, because few tests need this module
@@ -25,13 +25,15 @@ def state_home(tmp_path, monkeypatch):
     """The home of a user without experiments."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    # Captured output has no width, so the width of the test run's terminal must not apply.
+    # Captured output has no width. The tests must not use the width of the terminal in which they run.
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture
 def an_experiment(tmp_path, state_home):
-    """Creates a stored experiment. With a port, this process owns the experiment until the test ends."""
+    """Yield a function that creates a stored experiment. If it has a port, this process owns the experiment until the test
+    ends.
+    """
     with experiments_in(tmp_path) as make:
         yield make
 

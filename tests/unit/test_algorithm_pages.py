@@ -20,7 +20,9 @@ HEADS = {
 
 
 def arguments(declared: BuiltIn) -> str:
-    """The arguments that only some algorithms have, with their defaults. Without a default, only the name is listed."""
+    """The arguments that only some algorithms have, with their defaults. For an optional argument without a default, only the
+    name is listed.
+    """
     of_all = {*RandomArgs.model_fields, *AssessorArgs.model_fields}
     found = []
     for name, field in declared.args.model_fields.items():

@@ -82,7 +82,7 @@ def test_a_search_space_key_starts_with_the_dotted_path_of_its_file(code):
     assert "other.txt" not in found.generated
 
 
-def test_two_files_that_define_one_search_space_key_with_different_values_cause_an_error(code):
+def test_it_is_an_error_if_two_files_define_the_same_search_space_key_with_different_values(code):
     write(code, **{"a.b_dot_py": SIZE, "a__b_dot_py": SIZE.replace("32", "64")})
     (error,) = read(code).diagnostics
     assert re.search(r"a\.b\.py: cannot use a\.b/size/choice: a/b\.py gives this key other values, and both files are "
@@ -196,7 +196,7 @@ def test_a_file_that_vanishes_during_the_copy_is_reported(code):
 
 @pytest.fixture
 def config(code, monkeypatch):
-    """Reads an experiment file with the given replacements. The code folder is the current directory."""
+    """Return a function that reads an experiment file with the given replacements. The code folder is the current directory."""
     monkeypatch.chdir(code)
 
     def config_of(replace=(), text=CONFIG):
@@ -236,7 +236,7 @@ def test_the_search_space_file_applies_if_no_annotation_declares_a_hyper_paramet
     write(code, train_dot_py=REPORT, space_dot_json='{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     read = config({"logDir": "searchSpacePath: space.json\nlogDir"})
     assert list(read.search_space_raw) == ["lr"]
-    assert read.is_annotated  # the code has an annotation that reports a result
+    assert read.is_annotated  # true, because the code has an annotation that reports a result
     assert read.warnings == (
         "useAnnotation: true has no effect, because no annotation declares a hyper-parameter: searchSpacePath is the "
         "search space",
@@ -245,7 +245,7 @@ def test_the_search_space_file_applies_if_no_annotation_declares_a_hyper_paramet
     assert not config({"logDir": "searchSpacePath: space.json\nlogDir"}).is_annotated
 
 
-def test_annotated_code_without_a_hyper_parameter_is_reported_as_one_error(code, config):
+def test_annotated_code_that_declares_no_hyper_parameter_is_reported_as_one_error(code, config):
     write(code, train_dot_py=REPORT)
     with pytest.raises(ConfigInvalid) as caught:
         config()
@@ -273,7 +273,7 @@ def test_errors_of_the_experiment_file_and_of_the_code_are_reported_together(cod
     ]
 
 
-def test_an_error_names_its_file_relative_to_the_current_directory(code, config, monkeypatch):
+def test_an_error_contains_the_path_of_its_file_relative_to_the_current_directory(code, config, monkeypatch):
     write(code, train_dot_py="'''@nni.foo()'''\n")
     monkeypatch.chdir(code.parent)
     (code / "config.yml").write_text(CONFIG)
@@ -287,7 +287,7 @@ def test_an_invalid_nniignore_line_is_reported_at_the_code_dir_key_of_the_experi
         config()
 
 
-def test_the_experiments_folder_may_be_inside_but_must_not_equal_the_code_folder(code, config):
+def test_the_experiments_folder_may_be_inside_the_code_folder_but_may_not_be_the_code_folder(code, config):
     write(code, train_dot_py=SIZE)
     assert config().log_dir == code / "experiments"
     with pytest.raises(
@@ -305,7 +305,7 @@ def test_a_trial_command_that_runs_the_original_code_causes_a_warning(code, conf
     )
 
 
-def test_the_config_reader_skips_the_code_folder_if_the_argument_reads_code_is_false(code, config):
+def test_the_config_reader_skips_the_code_folder_if_the_caller_does_not_request_the_code(code, config):
     write(code, train_dot_py=SIZE)
     config()
     write(code, train_dot_py="'''@nni.foo()'''\n")
@@ -313,7 +313,9 @@ def test_the_config_reader_skips_the_code_folder_if_the_argument_reads_code_is_f
     assert (read.search_space_raw, read.is_annotated) == ({}, False)
 
 
-def test_creating_an_experiment_fails_and_leaves_no_files_if_the_code_has_changed(code, config, monkeypatch):
+def test_if_the_code_has_changed_the_creation_of_an_experiment_fails_and_leaves_no_files(
+    code, config, monkeypatch
+):
     monkeypatch.setenv("XDG_STATE_HOME", str(code.parent / "state"))
     write(code, train_dot_py=SIZE)
     read = config()

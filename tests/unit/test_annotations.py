@@ -52,7 +52,9 @@ def diagnostics(text):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs generated code as a trial with these parameters; returns the code's global names and the reported results."""
+    """Return a function that runs generated code as a trial with the given parameters. It returns the global names of the code
+    and the reported results.
+    """
 
     def run_code(code, parameters):
         content = {"parameter_id": 0, "parameter_source": "algorithm", "parameters": parameters}
@@ -390,7 +392,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_every_form_of_annotation_can_be_parsed_executed_and_filled_with_values(form, run):
+def test_code_with_each_form_of_annotation_can_be_parsed_executed_and_filled_with_values(form, run):
     found = read(form.code)
     assert found.space == form.space
     names = run(generated(form.code), form.parameters)
@@ -624,14 +626,14 @@ def test_reading_code_prints_no_compiler_warnings():
 # ---- missing values
 
 
-def test_an_annotation_without_a_value_in_the_parameters_is_an_error(run):
+def test_trial_code_raises_if_the_parameters_lack_the_value_of_an_annotation(run):
     code = generated(f"{V}\nx = 1\n")
     expected = r"cannot find a value of 'train/x/choice' for trial tRiAl: its parameters are \{'y': 1\}; "
     with pytest.raises(ParameterAbsent, match=expected):
         run(code, {"y": 1})
 
 
-def test_a_value_outside_the_options_of_an_annotation_is_an_error(run):
+def test_trial_code_raises_if_a_value_is_outside_the_options_of_its_annotation(run):
     code = generated("'''@nni.variable(nni.choice(1, abs(2)), name=x)'''\nx = 1\n")
     with pytest.raises(
         ParameterAbsent, match="cannot use True as the value of 'train/x/choice': the annotation has no such"
@@ -644,7 +646,7 @@ def test_trial_code_may_request_parameters_before_an_annotation_uses_a_value(run
     assert run(code, {"train/x/choice": 2})["x"] == 2
 
 
-def test_an_annotation_raises_if_the_trial_has_no_value_or_a_value_outside_the_options():
+def test_filling_in_values_raises_if_a_value_is_missing_or_outside_the_options():
     code = b"'''@nni.variable(nni.choice(1, abs(2)), name=x)'''\nx = 1\n"
     with pytest.raises(
         ValueMissing, match="cannot fill in train/x/choice: the trial has no value for this key; "
@@ -682,7 +684,7 @@ SOURCES = st.one_of(
 def test_a_file_without_annotations_is_unchanged(source):
     found = read(source)
     assert (found.space, found.generated) == ({}, None)
-    if b"@nni." not in source:  # With @nni. in a comment or a string, diagnostics are possible.
+    if b"@nni." not in source:  # If a comment or a string contains @nni., read() may report errors.
         assert found.diagnostics == ()
         assert with_values(source, "train", {}) == source
 
@@ -703,7 +705,7 @@ def test_any_annotation_text_gives_code_or_an_error_with_a_line_number(kind, tex
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from(["\n", "\r\n"]))
-def test_every_annotation_of_a_file_gets_its_own_value(randomness: random.Random, newline):
+def test_each_annotation_of_a_file_receives_its_own_value(randomness: random.Random, newline):
     code, parameters, indent = ["import sys"], {}, ""
     for number in range(randomness.randint(1, 8)):
         if randomness.random() < 0.3:

@@ -1,4 +1,4 @@
-"""nnictl experiment save and load: an experiment in one file, and archives from untrusted sources."""
+"""nnictl experiment save and load: saves an experiment to one file, and loads archives, also from untrusted sources."""
 
 import io
 import json
@@ -28,7 +28,7 @@ from nni_manager.tuner.untrusted_metadata import strip_pickles
 
 @pytest.fixture
 def move(monkeypatch, tmp_path):
-    """Simulates another machine: an empty home directory."""
+    """Return a function that moves the test to another simulated machine, which is an empty home directory."""
 
     def to(name):
         return move_to(monkeypatch, tmp_path / name)
@@ -43,7 +43,7 @@ def here(move):
 
 @pytest.fixture
 def saved(here):
-    """Creates and saves an experiment of one trial; returns the archive."""
+    """Return a function that creates and saves an experiment of one trial, and returns the archive."""
     return partial(save_an_experiment, here)
 
 
@@ -176,7 +176,7 @@ def test_loading_does_not_overwrite_an_existing_experiment(saved, capsys):
     )
 
 
-def test_an_experiment_in_state_running_is_not_saved(saved, capsys, here):
+def test_an_experiment_whose_stored_state_is_running_is_not_saved(saved, capsys, here):
     with pytest.raises(AssertionError):
         saved(state=ExperimentState.RUNNING)
     assert "cannot save experiment abc11111: its manager exited in state RUNNING" in capsys.readouterr().err
@@ -300,7 +300,7 @@ def test_a_file_that_is_not_an_archive_is_rejected_with_a_reason(here, capsys, c
     assert (err.count("\n"), list((here / "nni-experiments").iterdir())) == (1, [])
 
 
-def test_a_truncated_archive_is_rejected_at_any_length(saved, move, capsys):
+def test_an_archive_that_was_truncated_at_any_position_is_rejected(saved, move, capsys):
     path = saved("-s")
     whole = path.read_bytes()
     move("there")
@@ -311,8 +311,10 @@ def test_a_truncated_archive_is_rejected_at_any_length(saved, move, capsys):
     assert list((path.parent / "logs").iterdir()) == []
 
 
-def test_links_inside_saved_code_cannot_redirect_files_to_the_outside(saved, move, tmp_path, monkeypatch):
-    # Python before 3.10.12, and 3.11 before 3.11.4, lacks this filter.
+def test_links_in_saved_code_cannot_make_nnictl_write_files_outside_the_code_folder(
+    saved, move, tmp_path, monkeypatch
+):
+    # The test removes this filter. It is missing in Python before 3.10.12, and in 3.11 before 3.11.4.
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     code = io.BytesIO()
     with tarfile.open(fileobj=code, mode="w:gz") as packed:
@@ -366,7 +368,7 @@ def played(tuner, keys):
     return past
 
 
-def test_a_tuner_ignores_pickles_in_trial_metadata_and_continues(tmp_path):
+def test_a_tuner_continues_from_trial_metadata_whose_pickles_were_removed(tmp_path):
     pytest.importorskip("cmaes")
     past = played(a_cma_es(), range(12))
 
@@ -397,7 +399,7 @@ def test_a_tuner_ignores_pickles_in_trial_metadata_and_continues(tmp_path):
     assert sum(each.value for each in again[-8:]) < sum(each.value for each in past[:8])
 
 
-def test_pickles_are_removed_when_an_experiment_is_loaded(saved, move):
+def test_loading_an_experiment_removes_pickles_from_the_trial_metadata(saved, move):
     path = saved(
         "-s", metadata={"/lr": 0.5, "noted on the trial": '{"cma:optimizer:0": "8004", "cma:generation": 2}'}
     )

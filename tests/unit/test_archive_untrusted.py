@@ -1,4 +1,4 @@
-"""nnictl experiment load: limits on the cost, the effects and the output of an archive from an untrusted source."""
+"""nnictl experiment load limits the cost, the effects and the output of an archive from an untrusted source."""
 
 import contextlib
 import gzip
@@ -28,14 +28,14 @@ from nni_manager.store.untrusted_store import StoreTooLarge, copy_tables, shape_
 from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.platform import Locations
 
-# A rejection takes about a second. Loading without a rejection would never end.
+# A rejection takes about a second. If an endless archive were not rejected, its loading would never end.
 AT_ONCE_S = scaled_s(20.0)
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
 
 
 @pytest.fixture
 def saved(monkeypatch, tmp_path):
-    """Saves an experiment, and returns the archive on another simulated machine."""
+    """Return a function that saves an experiment and returns the archive. Then the test continues on another fake machine."""
 
     def make(*options, **changes):
         path = save_an_experiment(move_to(monkeypatch, tmp_path / "here"), *options, **changes)
@@ -47,7 +47,9 @@ def saved(monkeypatch, tmp_path):
 
 @pytest.fixture
 def refused(capsys, tmp_path):
-    """Loads an archive that must be rejected at once and leave no files; returns the last line of stderr."""
+    """Return a function that loads an archive and returns the last line of stderr. The load must be rejected immediately and
+    leave no files.
+    """
 
     def load(path, *options):
         capsys.readouterr()
@@ -143,7 +145,7 @@ def test_the_sqlite_authorizer_rejects_views_functions_and_writes(tmp_path):
 
 
 def with_pages_used_again(database):
-    """A database with a one-row table whose leaf is the child of 90,000 interior cells."""
+    """A database with a one-row table. The table has one leaf page, and 90,000 interior cells refer to this page."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
         connection.execute("DROP TABLE usage")
@@ -266,7 +268,7 @@ def test_a_small_archive_that_unpacks_to_gigabytes_is_rejected(saved, refused, t
     )
 
 
-def test_the_size_limit_counts_unpacked_bytes_instead_of_header_sizes(saved, tmp_path):
+def test_an_archive_above_the_limit_of_unpacked_bytes_members_or_archive_bytes_is_rejected(saved, tmp_path):
     path = repacked(saved("-s"), add=[a_member(f"trials/{number}", size=1000) for number in range(100)])
     load = partial(archive.load, path, Locations(tmp_path / "logs"))
     with pytest.raises(UserError, match="holds more than 0 MiB once unpacked"):
@@ -357,7 +359,9 @@ def test_a_sparse_file_in_an_archive_is_rejected(saved, refused):
         ),
     ],
 )
-def test_a_field_longer_than_the_managers_maximum_is_rejected(saved, refused, statement, value, words):
+def test_a_field_that_is_longer_than_the_maximum_of_the_manager_is_rejected(
+    saved, refused, statement, value, words
+):
     refusal = refused(repacked(saved("-s"), lambda connection: connection.execute(statement, (value,))))
     assert words in refusal
     assert refusal.endswith("save the experiment again, with the version that ran it")
@@ -416,7 +420,7 @@ def test_a_message_that_contains_many_brackets_but_is_no_json_can_be_loaded(save
     assert main.run(["experiment", "load", "-p", str(path)]) == 0
 
 
-def test_a_deep_or_oversized_manifest_is_rejected(saved, refused):
+def test_a_deeply_nested_or_oversized_manifest_is_rejected(saved, refused):
     path = saved("-s")
     assert "nested too deep" in refused(with_file(path, "manifest.json", b"[" * 4000))
     assert "more than 4096 bytes" in refused(with_file(path, "manifest.json", b" " * 5000))
@@ -447,7 +451,7 @@ def test_the_loaded_command_is_printed_in_full_with_control_characters_escaped(s
     assert out.replace("\n", "").isprintable()
 
 
-def test_a_command_longer_than_shells_accept_is_rejected(saved, refused):
+def test_a_command_that_is_too_long_for_a_shell_is_rejected(saved, refused):
     assert "its command has 140000 bytes; shells accept at most 131072" in refused(
         saved("-s", trial_command="x" * 140_000)
     )
@@ -472,7 +476,7 @@ def test_rejection_messages_contain_no_terminal_control_characters(saved, refuse
 
 
 @given(st.text())
-def test_escaped_text_is_printable_and_complete(text):
+def test_escaped_text_is_printable_and_printable_text_stays_unchanged(text):
     assert escaped(text).isprintable()
     if text.isprintable():
         assert escaped(text) == text
@@ -493,7 +497,9 @@ class Changed:
         return "an archive"
 
     def load(self, content):
-        """Loads this content, or checks that nnictl rejects it with an error. Removes loaded files."""
+        """Load an archive with this content, and remove the loaded files. If nnictl rejects the archive, check that it reports an
+        error.
+        """
         copy = self.path.with_name("changed.tar.gz")
         copy.write_bytes(content)
         refusal = "cannot"
@@ -535,7 +541,7 @@ def test_a_randomly_changed_tar_file_is_loaded_or_rejected_without_a_crash(an_ar
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=changes)
 def test_a_randomly_changed_database_is_loaded_or_rejected_without_a_crash(an_archive, where):
-    # SQLite rejects a database of another length, so these changes keep the length and the pages' positions.
+    # SQLite rejects a database whose length has changed, so these changes keep the length and the positions of the pages.
     noise = [(place, len(piece), piece) for place, _, piece in where]
     content = changed(an_archive.database, noise)
     an_archive.load(with_file(an_archive.path, "experiment.sqlite", content).read_bytes())
@@ -584,7 +590,7 @@ def test_copying_a_valid_store_twice_preserves_all_rows(saved, tmp_path):
 
     first, last = rows("experiment.sqlite"), rows("copy.sqlite")
     assert first["trial"] == last["trial"] != []
-    for own in ("experiment", "lease"):  # every store has its own rows in these tables
+    for own in ("experiment", "lease"):  # the rows of these tables differ between any two stores
         del first[own], last[own]
     assert first == last
 

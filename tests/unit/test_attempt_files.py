@@ -60,7 +60,7 @@ def quick_storage(monkeypatch):
 # ---- files of the manager
 
 
-def test_the_keeper_waits_for_a_file_that_the_storage_shows_late(tmp_path, monkeypatch):
+def test_the_keeper_waits_for_a_file_that_appears_late_on_the_storage(tmp_path, monkeypatch):
     monkeypatch.setattr(attempt_files, "_RETRY_DELAY_S", 0.001)
     path = tmp_path / "manager.json"
     writer = threading.Timer(0.1, replace_file, [path, b"late"])
@@ -101,7 +101,7 @@ def test_a_trial_id_that_leads_outside_the_workspace_is_a_settings_error(workspa
 # ---- claiming an attempt
 
 
-def test_every_claim_creates_a_new_signed_attempt(workspace):
+def test_each_claim_of_a_keeper_creates_a_new_signed_attempt(workspace):
     keys = [
         claim_attempt(workspace, SETTINGS, "trial1", task)[0]
         for task in ("main-0", "main-0", "main-1", "main-0")
@@ -130,7 +130,7 @@ def test_concurrent_claims_get_different_attempts(workspace):
     assert len(set(claimed)) == 8
 
 
-def test_an_attempt_id_from_the_manager_is_used_once(workspace, tmp_path):
+def test_an_attempt_id_from_the_manager_is_used_only_if_no_path_with_this_id_exists(workspace, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     attempts = workspace.trial("trial1").attempts
     attempts.mkdir()
@@ -163,7 +163,7 @@ def test_a_forged_attempt_with_a_future_time_does_not_change_the_next_start_time
     assert start_ms_of(key.attempt_id) <= time.time() * 1000
 
 
-def test_a_claimed_folder_contains_the_parameters_and_empty_streams(workspace):
+def test_the_folder_of_a_claimed_attempt_contains_the_parameters_and_empty_streams(workspace):
     key, folder = claim_attempt(workspace, SETTINGS, "trial1", "main-0")
     assert folder == workspace.attempt(key)
     assert folder.parameter_cfg.read_bytes() == PARAMETERS
@@ -291,7 +291,9 @@ def test_a_file_removed_after_a_failed_read_has_size_0_after_the_lag_of_the_shar
 ):
     append(folder, Stream.METRICS, b"abc")
     tail.sizes()
-    os.close(tail._descriptors[Stream.METRICS])  # as after a failed read: the file has to be opened again
+    os.close(
+        tail._descriptors[Stream.METRICS]
+    )  # as after a failed read: the reader has to open the file again
     change(folder.stream(Stream.METRICS))
     for _ in range(2):
         assert tail.read(Stream.METRICS, 0, 3) == b""
@@ -320,7 +322,7 @@ def test_a_file_that_only_grows_is_not_reported_as_changed(folder, tail):
     for number in range(10):
         append(folder, Stream.METRICS, b"a record %d\n" % number * 10)
         assert len(tail.read(Stream.METRICS, 110 * number, 1000)) == 110
-    tail.read(Stream.METRICS, 0, 100)  # the keeper reads old bytes again after a lost connection
+    tail.read(Stream.METRICS, 0, 100)  # after a lost connection, the keeper reads old bytes again
     tail.check(Stream)
     assert tail.changes == {}
 

@@ -1,4 +1,4 @@
-"""The behaviour of the tuner `Auto` beyond the contract of all tuners."""
+"""Tests of the tuner `Auto` in addition to the contract tests of all tuners."""
 
 import json
 import math
@@ -44,8 +44,8 @@ def auto(raw, seed=1, optimize_mode="minimize"):
 
 
 def run(tuner, keys, value_of):
-    """Ask the tuner for parameters for each key in turn, and report their value to the tuner. Return the trials that the store
-    would contain.
+    """Ask the tuner for the parameters of each key in turn, and report the value of these parameters to the tuner. Return the
+    trials as the store would contain them.
     """
     history = []
     for key in keys:
@@ -95,7 +95,7 @@ def test_every_point_of_a_small_search_space_is_proposed_before_a_point_is_repea
 
 
 def test_the_tuner_proposes_no_corner_of_a_continuous_space_twice():
-    """The tuner moves candidates from outside the space onto its bounds, so many candidates are equal in a corner."""
+    """The tuner clips candidates outside the space to its bounds, so several candidates can coincide at a corner."""
     history = run(auto({"x": UNIT, "y": UNIT}), range(40), lambda at: at["x"] + at["y"])
     assert min(past.value for past in history) == 0
     assert len({json.dumps(each) for each in parameters_of(history)}) == 40
@@ -111,7 +111,7 @@ def test_the_tuner_avoids_a_region_where_trials_fail():
         assert min(past.value for past in history if past.value is not None) < 0.55
 
 
-def test_the_tuner_uses_expected_results_for_running_trials():
+def test_the_tuner_assumes_predicted_results_for_running_trials():
     busy, idle = auto({"x": UNIT, "y": UNIT}), auto({"x": UNIT, "y": UNIT})
     for tuner in (busy, idle):
         run(tuner, range(12), lambda at: math.sin(9 * at["x"]) * math.cos(8 * at["y"]))
@@ -134,7 +134,9 @@ def test_the_tuner_proposes_hundreds_of_trials_before_the_first_result():
 
 
 def test_a_resumed_search_with_imports_proposes_the_same_trials_as_an_uninterrupted_search():
-    """A resume restores the trials first and then all imported results, in contrast to the original order."""
+    """The resumed tuner restores all trials first and imports all results afterwards. The uninterrupted search alternated trials
+    and imports.
+    """
     raw = {**NESTED, "q": {"_type": "qlognormal", "_value": [0, 1, 0.5]}}
 
     def value_of(at):
@@ -155,7 +157,7 @@ def test_a_resumed_search_with_imports_proposes_the_same_trials_as_an_uninterrup
     assert parameters_of(run(resumed, range(14, 22), value_of)) == parameters_of(later)
 
 
-def test_a_search_with_more_trials_than_the_limit_proposes_the_same_trials_after_a_resume():
+def test_a_search_with_more_trials_than_the_model_uses_proposes_the_same_trials_after_a_resume():
     count = MAX_TRIALS + 8
     unbroken = auto({"x": UNIT, "y": UNIT})
     donor = auto({"x": UNIT, "y": UNIT}, seed=9)
@@ -172,7 +174,7 @@ def test_a_search_with_more_trials_than_the_limit_proposes_the_same_trials_after
     assert parameters_of(again) == parameters_of(later[1:])
 
 
-def test_an_import_gives_the_same_proposals_before_and_after_a_restore_of_many_trials():
+def test_proposals_do_not_depend_on_whether_results_are_imported_before_or_after_a_restore():
     raw, random = {"x": UNIT, "y": UNIT}, Random(5)
     points = [{"x": random.random(), "y": random.random()} for _ in range(260)]
     values = [abs(at["x"] - 0.2) + random.random() for at in points]
@@ -189,7 +191,7 @@ def test_an_import_gives_the_same_proposals_before_and_after_a_restore_of_many_t
     assert [before.ask(key) for key in range(150, 154)] == [after.ask(key) for key in range(150, 154)]
 
 
-def test_a_search_space_change_keeps_results_and_a_resume_proposes_the_same_trials():
+def test_results_survive_a_search_space_change_and_a_resumed_search_proposes_the_same_trials():
     wide = {**NESTED, "n": {"_type": "randint", "_value": [1, 20]}}
 
     class Config:
@@ -251,7 +253,7 @@ def test_ranked_results_keep_small_differences_between_the_best_results_visible(
 @pytest.mark.parametrize(
     "values", [[5.0], [2.0, 2.0], [0.0, 0.0, np.nan], [1.0, 1.0, 1.0, 3.0], [-1e308, 1e308]]
 )
-def test_standardised_results_are_finite_for_equal_missing_and_huge_values(values):
+def test_standardised_results_are_finite_if_values_are_equal_missing_or_huge(values):
     for losses in (standardised(np.array(values)), ranked(np.array(values))):
         assert np.all(np.isfinite(losses))
         assert np.abs(losses).max() < 10
@@ -314,7 +316,7 @@ class Work:
 
 
 def restored(raw, results, running=0):
-    """A tuner with these numbers of results and of running trials."""
+    """A tuner that has restored this number of results and this number of running trials."""
     space, tuner, random = parse_search_space(raw), auto(raw), Random(1)
     sampling = Sampling(space)
     trials = [sampling.complete({}, random) for _ in range(results + running)]
@@ -325,7 +327,7 @@ def restored(raw, results, running=0):
     return tuner
 
 
-# The number x in every option makes each point unique. Choices without numbers would recur.
+# Each option contains a continuous parameter x, so no point occurs twice. Options without such a parameter would repeat points.
 WITH_X = {
     "c": {"_type": "choice", "_value": [{"_name": "a", "x": UNIT}, {"_name": "b", "x": UNIT}]},
     "y": UNIT,
@@ -351,7 +353,7 @@ def test_a_proposal_takes_no_more_computation_after_10_000_results_than_after_40
     assert needed[10_000, False].points <= 3
 
 
-def test_the_tuner_keeps_a_bounded_number_of_the_points_of_10_000_trials():
+def test_the_tuner_keeps_only_a_bounded_number_of_points_after_10_000_trials():
     mixed = {
         "c": {"_type": "choice", "_value": [{"_name": "a", "n": NESTED["n"]}, {"_name": "b", "z": UNIT}]}
     }
@@ -373,7 +375,8 @@ def test_the_tuner_keeps_a_bounded_number_of_the_points_of_10_000_trials():
             study.note_tried(trials[: first + 1_000])
             assert len(study.points_of(trials[first : first + 200])) == 200
         assert len(study.points) == 200
-        # x, C and z are real numbers. A point with one of them never recurs, so `tried` omits it. The other points have only n.
+        # x, C and z are continuous. A point with one of them never recurs, so `tried` omits it. Only points without these
+        # parameters remain, at most one per value of n.
         assert len(study.tried) == most
 
 

@@ -1,4 +1,4 @@
-"""A cached folder listing, which lists the folder again only after a change."""
+"""A cached folder listing. The folder is read again only if it may have changed."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from trial_keeper.host.cached_listing import CachedListing
 LONG_AGO_S = 1_000_000_000
 
 
-def test_the_next_listing_shows_created_entries_and_omits_deleted_entries(tmp_path: Path) -> None:
+def test_each_listing_includes_newly_created_entries_and_excludes_deleted_entries(tmp_path: Path) -> None:
     folder = CachedListing(str(tmp_path))
     assert folder.names() == frozenset()
     (tmp_path / "a").touch()

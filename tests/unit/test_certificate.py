@@ -72,16 +72,14 @@ def test_only_the_owner_can_read_the_certificate_file(certificate: Certificate) 
     assert "PRIVATE KEY" not in repr(certificate)
 
 
-def test_a_later_manager_reuses_the_certificate_even_with_another_address(certificate: Certificate) -> None:
+def test_a_later_manager_at_another_address_reuses_the_certificate(certificate: Certificate) -> None:
     again = Certificate.of(certificate.path, ["192.0.2.7"])
     assert (again.key_pem, again.certificate_pem) == (certificate.key_pem, certificate.certificate_pem)
     assert again.sha256 == certificate.sha256
     assert len(certificate.sha256.split(":")) == 32
 
 
-def test_the_server_with_the_certificate_is_trusted_at_every_address(
-    certificate: Certificate, serving
-) -> None:
+def test_a_server_with_the_expected_certificate_is_trusted(certificate: Certificate, serving) -> None:
     assert verify_certificate(serving(certificate), certificate.certificate_pem, 10) is None
 
 
@@ -103,7 +101,7 @@ def test_an_invalid_certificate_is_reported_as_unreadable() -> None:
     assert "cannot read the certificate" in str(verify_certificate("127.0.0.1:9", "nonsense", 10))
 
 
-def test_a_certificate_check_raises_if_the_connection_is_refused(certificate: Certificate) -> None:
+def test_a_certificate_check_raises_an_error_if_the_connection_is_refused(certificate: Certificate) -> None:
     with pytest.raises(ConnectionRefusedError):
         verify_certificate("127.0.0.1:9", certificate.certificate_pem, 10)
 

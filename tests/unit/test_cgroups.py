@@ -1,4 +1,6 @@
-"""The control group of a process: its location and its files, on machines and in containers of all kinds."""
+"""The control group of a process: how the keeper locates the group and reads its files, on machines and in containers of all
+kinds.
+"""
 
 import os
 
@@ -21,7 +23,7 @@ V2_EVENTS = "low 0\nhigh 0\nmax 12\noom 3\noom_kill {}\noom_group_kill 0\n"
 
 @pytest.fixture
 def a_machine(tmp_path):
-    """Creates a root folder with the files of /proc/self and of the visible groups."""
+    """Creates a root folder that contains the files of /proc/self and of the given control groups."""
 
     def make(cgroup, *mounts, groups):
         proc = tmp_path / "proc" / "self"
@@ -154,7 +156,7 @@ def test_arbitrary_proc_files_raise_no_error(tmp_path_factory, cgroup, mounts):
 
 
 @pytest.mark.parametrize("root", ["no", "proc"])
-def test_no_control_group_is_returned_without_proc(tmp_path, root):
+def test_no_control_group_is_returned_if_the_files_of_proc_are_missing(tmp_path, root):
     assert MemoryCgroup.own(tmp_path / root) is None
     assert TrialCgroup.around(os.getpid(), tmp_path / root) is None
 
@@ -176,7 +178,7 @@ def test_the_memory_limit_of_cgroup_v1_is_read(a_machine):
     assert MemoryCgroup.own(root).limit_bytes() == 96 << 20
 
 
-def test_peak_and_kill_counters_are_none_if_the_kernel_lacks_the_counters(a_machine):
+def test_the_oom_kill_count_is_zero_and_the_peak_is_none_if_the_kernel_lacks_these_counters(a_machine):
     groups = {"/sys/fs/cgroup": {"memory.events": "low 0\n", "memory.max": "max\n"}}
     memory = MemoryCgroup.own(a_machine("0::/", V2_MOUNT.format(top="/"), groups=groups))
     assert (memory.oom_kills(), memory.limit_bytes(), memory.peak_bytes()) == (0, None, None)

@@ -28,7 +28,7 @@ def problems(name: str, content: str) -> list[str]:
     return list(check_prose.check(Path(name), content, RETIRED))
 
 
-def test_a_retired_name_is_reported_with_its_line_and_replacement() -> None:
+def test_the_report_of_a_retired_name_contains_its_line_and_its_replacement() -> None:
     assert problems("a.py", "x = 1\nask_back(x)\n") == ["a.py:2: retired name ask_back; use revoke"]
     assert problems("a.py", "ask_backwards = 'ask_back'\n") == []
 
@@ -51,7 +51,7 @@ def test_a_retired_name_is_reported_with_its_line_and_replacement() -> None:
         ("a.proto", "/* one\n * mended */\n", 2),
     ],
 )
-def test_a_retired_phrase_is_reported_with_its_line(name: str, content: str, line: int) -> None:
+def test_the_report_of_a_retired_phrase_contains_its_line(name: str, content: str, line: int) -> None:
     (problem,) = problems(name, content)
     assert re.fullmatch(
         rf"{name}:{line}: retired phrase '(the )?(way out|mended|Mended|mends)'; use \w+", problem
@@ -69,7 +69,7 @@ def test_a_retired_phrase_is_reported_with_its_line(name: str, content: str, lin
         ("a.proto", 'option x = "// mended";\n'),
     ],
 )
-def test_code_and_quoted_text_are_not_prose(name: str, content: str) -> None:
+def test_code_and_quoted_text_are_not_checked_as_prose(name: str, content: str) -> None:
     assert problems(name, content) == []
 
 

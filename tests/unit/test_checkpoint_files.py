@@ -57,7 +57,7 @@ def save(folder, name, digest="d1"):
 
 
 def saved(workspace, number, *names, **how):
-    """Create an attempt with the named checkpoints, which its keeper has signed. Returns the folder of the attempt."""
+    """Create an attempt that has the named checkpoints, and sign them as its keeper does. Return the folder of the attempt."""
     key, folder = started(workspace, number, **how)
     for name in names:
         save(folder, name)
@@ -100,7 +100,7 @@ def test_the_next_attempt_of_a_job_receives_the_newest_checkpoints_first(workspa
     assert offered(workspace) == (expected, [])
 
 
-def test_a_checkpoint_is_signed_once_and_removed_checkpoints_are_dropped(workspace):
+def test_a_keeper_signs_each_checkpoint_once_and_no_longer_lists_deleted_checkpoints(workspace):
     key, folder = started(workspace, 0)
     signer = CheckpointSigner(SETTINGS, key, folder)
     save(folder, "000001")
@@ -136,7 +136,7 @@ def test_an_invalid_checkpoint_manifest_is_not_signed(workspace, content):
 
 @pytest.mark.any_machine
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
-def test_a_checkpoint_manifest_of_another_user_is_not_signed(workspace):
+def test_a_keeper_does_not_sign_a_checkpoint_manifest_that_another_user_owns(workspace):
     key, folder = started(workspace, 0)
     save(folder, "000001")
     os.chown(folder.checkpoints / "000001.json", _NOBODY, _NOBODY)
@@ -203,7 +203,7 @@ KEYS = st.builds(AttemptKey, st.just("trial1"), st.integers(0, 99).map(attempt_i
 
 
 @given(st.lists(MANIFESTS, max_size=5), KEYS)
-def test_a_signed_checkpoint_document_is_read_unchanged(manifests, key):
+def test_a_signed_checkpoint_document_is_read_back_unchanged(manifests, key):
     content = checkpoints_to_bytes("EXPT", "job", key, manifests, "f00d")
     expected = [Checkpoint.of(key, manifest) for manifest in manifests]
     assert checkpoints_from_bytes(content, "EXPT", key, TOKENS.__getitem__) == expected

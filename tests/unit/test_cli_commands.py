@@ -38,7 +38,7 @@ def test_nnictl_and_the_keeper_have_the_same_version(nnictl):
     assert nnictl("-v") == (0, f"nnictl {__version__}\n", "")
 
 
-def test_a_command_group_without_a_command_prints_its_help_as_an_error(nnictl):
+def test_a_command_group_without_a_command_prints_help_to_stderr_and_exits_with_1(nnictl):
     code, out, err = nnictl("trial")
     assert (code, out) == (1, "")
     assert "Commands:" in err

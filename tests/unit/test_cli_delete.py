@@ -18,7 +18,7 @@ def test_an_ended_experiment_is_deleted_with_its_folder_and_registry_entry(nnict
     folder = an_experiment("abc11111")
     finished(folder, 0.5)
     code, _, err = nnictl("experiment", "delete", "abc")
-    # The command is refused, because there is no terminal for the confirmation.
+    # nnictl refuses the deletion, because it has no terminal to ask for confirmation.
     assert (code, folder.path.exists()) == (1, True)
     assert "there is no terminal; confirm with --yes" in err
     assert nnictl("experiment", "delete", "abc", "--yes") == (0, "INFO: Deleted experiment abc11111\n", "")
@@ -59,7 +59,9 @@ def test_a_running_experiment_is_not_deleted(nnictl, an_experiment):
     trial.wait()
 
 
-def test_an_experiment_of_a_dead_manager_is_deleted_after_its_trial_processes_end(nnictl, an_experiment):
+def test_an_experiment_with_a_dead_manager_can_be_deleted_once_its_trial_processes_have_ended(
+    nnictl, an_experiment
+):
     died = an_experiment("abd22222")
     trial, others = a_process_of(died), a_process_of(an_experiment("abd33333"))
     assert nnictl("experiment", "delete", "abd22222", "--yes")[0] == 1
@@ -75,7 +77,7 @@ def test_an_experiment_of_a_dead_manager_is_deleted_after_its_trial_processes_en
     others.wait()
 
 
-def test_an_experiment_that_may_have_jobs_is_not_deleted_while_the_cluster_is_unreachable(
+def test_an_experiment_with_possibly_remaining_jobs_is_kept_while_its_cluster_is_unreachable(
     nnictl, an_experiment, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(ClientRetryPolicy, "delay_s", lambda self, failures, asked_s: 0.0)
@@ -88,7 +90,7 @@ def test_an_experiment_that_may_have_jobs_is_not_deleted_while_the_cluster_is_un
         changed = json.dumps(json.loads(config) | {"training_service": "pai", "pai": pai})
         connection.execute("UPDATE experiment SET config = ?", (changed,))
         connection.commit()
-        # No job was submitted, so the cluster is not queried.
+        # No job is stored yet, so nnictl does not query the cluster.
         assert remains_of(died) == ""
         connection.execute("INSERT INTO job VALUES ('aB3dE', 1.0, NULL, 1)")
         connection.commit()

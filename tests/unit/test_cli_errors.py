@@ -1,6 +1,6 @@
 """Typical errors of new users, and the exact output of nnictl for each error.
 
-`make golden` writes the files again; review the difference before you commit it.
+`make golden` regenerates the golden files; review the difference before you commit it.
 """
 
 import os
@@ -28,7 +28,7 @@ trial:
   codeDir: .
 """
 SPACE = '{\n  "lr": {"_type": "loguniform", "_value": [0.001, 1]},\n  "units": {"_type": "choice", "_value": [16, 32]}\n}\n'
-# Each case replaces an old text in the experiment file by a new text.
+# Each case replaces the first text in the experiment file with the second text.
 IN_FILE = {
     "tab": ("  builtinTunerName", "\tbuiltinTunerName"),
     "unclosed-brace": ("maximize}", "maximize"),
@@ -60,7 +60,7 @@ IN_FILE = {
     ),
     "annotations-and-a-space": ("useAnnotation: false", "useAnnotation: true"),
 }
-# Each case replaces an old text in the search space file by a new text.
+# Each case replaces the first text in the search space file with the second text.
 IN_SPACE = {
     "space-misspelt-type": ("loguniform", "log_uniform"),
     "space-bounds-swapped": ("[0.001, 1]", "[1, 0.001]"),
@@ -150,7 +150,7 @@ def test_the_output_for_a_command_line_error_matches_its_golden_file(capsys, pla
     assert output.endswith("exit code 1\n")
 
 
-def test_every_golden_file_belongs_to_an_error():
+def test_every_golden_file_belongs_to_a_test_case():
     obsolete = [path for path in GOLDEN.iterdir() if path.stem not in {*IN_FILE, *IN_SPACE, *COMMANDS}]
     for path in obsolete if WRITES else ():
         path.unlink()

@@ -21,7 +21,7 @@ def table(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_json_export_writes_one_record_per_line_and_no_nan():
+def test_json_export_writes_one_record_per_line_and_null_for_numbers_that_are_not_finite():
     records = [a_record(value=math.nan, lr=0.1), a_record("x", {"default": 1, "loss": math.inf})]
     text = to_json(records)
     assert len(text.splitlines()) == 4
@@ -48,7 +48,7 @@ def test_the_csv_value_of_a_dict_result_is_its_default_entry():
     assert [(row["value"], row["value/loss"]) for row in rows] == [("0.9", "1"), ("0.5", "")]
 
 
-def test_a_parameter_named_like_a_fixed_column_gets_a_prefixed_column():
+def test_the_column_of_a_parameter_with_the_name_of_a_fixed_column_gets_a_prefix():
     (row,) = table(to_csv([a_record(value=2, trialJobId="t", intermediate=[1])]))
     assert row == {
         "trialJobId": "aB3dE",

@@ -1,4 +1,6 @@
-"""The output of nnictl in typical cases of new users: failed experiments, commands of other tools, results that are dicts."""
+"""The output of nnictl in typical situations of new users: a failed experiment, a command name from another tool, or a result
+that is a dict.
+"""
 
 import csv
 import io
@@ -39,7 +41,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def stored(tmp_path):
-    """Creates a stored experiment that has ended with this status and has these trials."""
+    """Creates a stored experiment in this state, with one succeeded trial for each result."""
 
     def make(*results, more="", state=ExperimentState.DONE, error="", experiment_id="abc11111"):
         (tmp_path / "config.yml").write_text(CONFIG + more)
@@ -86,12 +88,12 @@ def test_nnictl_experiment_status_prints_every_line_of_a_traceback(nnictl, store
     assert err == f"WARNING: {TRACEBACK}"
 
 
-def test_lists_show_the_first_and_the_last_line_of_a_long_error():
+def test_a_long_error_is_shortened_to_its_first_and_last_line():
     assert watch.outline(TRACEBACK) == "the tuner mine failed. Fix it. (KeyError: 'lr')"
     assert watch.outline("disk full\n") == "disk full"
 
 
-def test_the_list_of_running_experiments_names_experiments_with_a_dead_manager(nnictl, stored):
+def test_nnictl_experiment_list_warns_of_experiments_whose_manager_has_died(nnictl, stored):
     stored(experiment_id="over1111")
     assert nnictl("experiment", "list")[2] == ""
     folder = stored(state=ExperimentState.RUNNING, experiment_id="dead1111")
@@ -206,7 +208,7 @@ RESULTS = [{"acc": acc, "ms": ms} for acc, ms in ((0.9, 20), (0.8, 10), (0.7, 12
         ("objectives: [{metric: acc, mode: maximize}]\n", "0.95"),
     ],
 )
-def test_the_list_of_experiments_shows_the_best_result_without_reading_whole_trials(
+def test_the_list_of_experiments_shows_the_best_result_without_loading_all_trials(
     nnictl, stored, monkeypatch, more, best
 ):
     folder = stored(*RESULTS, None, more=more)
@@ -231,7 +233,7 @@ def test_nnictl_trial_ls_has_a_column_for_every_objective_and_sorts_by_any_metri
     assert ([each["sequenceId"] for each in listed], "metrics" in listed[0]) == ([3, 1, 2, 0], False)
 
 
-def test_nnictl_trial_ls_reads_no_results_if_no_column_shows_a_result(nnictl, stored, monkeypatch):
+def test_nnictl_trial_ls_loads_no_final_results_for_the_default_columns(nnictl, stored, monkeypatch):
     stored(0.5)
     monkeypatch.setattr(StoreReader, "finals", lambda reader: pytest.fail("results are read"))
     assert rows_of(nnictl("trial", "ls", "abc")[1])[1][3] == "0.5"
@@ -263,7 +265,7 @@ def test_the_error_for_a_trial_id_in_place_of_an_experiment_id_suggests_the_tria
         ("creat", "create"),
     ],
 )
-def test_an_unknown_command_is_an_error_that_suggests_the_intended_command(nnictl, line, meant):
+def test_the_error_for_an_unknown_command_suggests_the_intended_command(nnictl, line, meant):
     code, _, err = nnictl(*line.split())
     assert (code, err.partition("; ")[2].partition("? ")[0]) == (1, f"did you mean {meant}")
 

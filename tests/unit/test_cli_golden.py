@@ -1,6 +1,6 @@
-"""The exact output of nnictl: help of every command, and outputs about one stored experiment.
+"""The exact output of nnictl: the help of every command, and outputs about one stored experiment.
 
-`make golden` writes the files again; review the difference before you commit it.
+`make golden` regenerates the golden files; review the difference before you commit it.
 """
 
 import os
@@ -42,7 +42,7 @@ logDir: logs
 tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize, seed: 1}}
 trial: {command: "true", codeDir: .}
 """
-# This time is 2026-05-04 03:02:01 UTC.
+# NOW_S is 2026-05-04 03:02:01 UTC.
 NOW_S = 1777863721.0
 OUTPUTS = {
     "banner": "",
@@ -85,7 +85,7 @@ HELPS = {"-".join(("help", *path)): path for path in all_commands()}
 
 @pytest.fixture(autouse=True)
 def fixed_environment(tmp_path, monkeypatch):
-    """Fixes the terminal width, the time zone and the home directory."""
+    """Sets the same terminal width, time zone and home directory for every test."""
     for name, value in {"COLUMNS": "100", "TZ": "UTC", "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"),
                         "XDG_CONFIG_HOME": str(tmp_path / "config")}.items():  # fmt: skip
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""nnictl log: the printed lines of a file, and lines that arrive while it is followed."""
+"""nnictl log: which lines of a file it prints, and how it follows a growing file."""
 
 import io
 import threading
@@ -28,7 +28,7 @@ trial: {command: "true", codeDir: .}
 
 
 @given(st.lists(st.sampled_from([b"\n", b"a", b"bc\n", b"\r"]), max_size=30).map(b"".join), st.integers(1, 8))
-def test_the_last_lines_of_a_log_are_read_from_its_end(text, count):
+def test_the_last_lines_of_a_log_are_searched_backwards_from_the_end_of_the_file(text, count):
     file = io.BytesIO(text)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(log_commands, "_BLOCK_BYTES", 3)
@@ -84,7 +84,7 @@ def test_head_and_tail_print_a_part_of_the_log(a_trial, capsys, options, output)
 
 
 @pytest.mark.parametrize("options", [[], ["--follow"]])
-def test_nnictl_log_prints_output_that_the_nni_package_redirected(a_trial, capsys, options):
+def test_nnictl_log_prints_stdout_that_the_nni_package_redirected_to_the_keeper_log(a_trial, capsys, options):
     folder, save = a_trial
     printed = "[2026-01-02 03:04:05] PRINT hello\n"
     written(folder, "")

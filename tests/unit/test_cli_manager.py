@@ -147,7 +147,7 @@ def test_a_listener_of_another_user_at_the_managers_port_never_gets_the_token():
     assert asked == [1]
 
 
-def test_nnictl_stop_retries_a_dropped_request_before_it_sends_a_signal(an_experiment, monkeypatch):
+def test_nnictl_stop_retries_a_dropped_request_instead_of_sending_a_signal(an_experiment, monkeypatch):
     answers, asked = iter([None, None, {"id": "abc11111"}]), []
 
     def no_signal(_):
@@ -182,11 +182,11 @@ def test_a_closed_connection_and_a_missing_listener_have_different_errors(an_exp
     assert ": no program listens there; " in str(refused)
 
 
-# urllib3 leaves a socket to the garbage collector when its handshake fails.
+# If a TLS handshake fails, urllib3 does not close the socket but leaves it to the garbage collector.
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.parametrize("certificate_sha256", [None, "a" * 64])
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_an_immediately_closed_connection_is_reported_as_closed_whether_or_not_it_uses_tls(
+def test_a_connection_that_the_server_closes_at_once_is_reported_as_closed_with_and_without_tls(
     certificate_sha256, is_reset
 ):
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -207,7 +207,7 @@ def test_an_immediately_closed_connection_is_reported_as_closed_whether_or_not_i
     gc.collect()
 
 
-# This manager reports that it is ready, and then rejects every request.
+# The program REFUSING replaces the manager. It reports that it is ready, and then rejects every request.
 REFUSING = """\
 #!{python}
 import os, sys

@@ -76,7 +76,9 @@ def nnictl(capsys):
 
 @pytest.fixture
 def an_experiment(home):
-    """Creates a stored experiment with two trials. With a manager, this process owns the experiment until the test ends."""
+    """Creates a stored experiment with two trials. If a manager is given, the test process owns the experiment until the test
+    ends.
+    """
     with contextlib.ExitStack() as stack:
 
         def make(experiment_id, manager=None, state=ExperimentState.DONE, storage=None):
@@ -109,7 +111,9 @@ def a_manager(host="127.0.0.1", port=9000, **more):
 @pytest.mark.parametrize(
     ("command", "environ"), [("{} >&-", {}), ("{} 2>&-", {}), ("{}", {"PYTHONIOENCODING": "ascii"})]
 )
-def test_a_write_error_on_stdout_causes_no_traceback(an_experiment, command, environ):
+def test_nnictl_prints_no_traceback_if_an_output_stream_is_closed_or_can_only_encode_ascii(
+    an_experiment, command, environ
+):
     an_experiment("abc11111")
     nnictl = f"{sys.executable} -c 'from nni_manager.cli.main import main; main()' experiment list --all"
     done = subprocess.run(
@@ -198,7 +202,7 @@ def test_webui_url_prints_a_url_for_every_address_of_the_manager():
     assert list(links.urls_of(a_manager("::1"))) == ["http://[::1]:9000"]
 
 
-def test_webui_url_is_an_error_for_an_experiment_that_is_not_served(nnictl, an_experiment):
+def test_webui_url_fails_for_an_experiment_that_is_not_served(nnictl, an_experiment):
     an_experiment("abc11111")
     code, out, err = nnictl("webui", "url", "abc")
     assert (code, out) == (1, "")
@@ -222,7 +226,7 @@ def test_platform_clean_removes_only_files_of_ended_experiments(nnictl, an_exper
     done = an_experiment("done1111", storage=storage)
     an_experiment("runs1111", a_manager(), storage=storage)
     an_experiment("died1111", state=ExperimentState.RUNNING, storage=storage)
-    # The experiment else1111 is on another storage. A folder with its name on this storage must be kept.
+    # The experiment else1111 is on another storage, so nnictl must keep the folder of the same name on this storage.
     an_experiment("else1111", storage=home)
     roots = {
         name: make_trial_files(storage, name)
@@ -307,7 +311,7 @@ def test_the_arguments_of_a_built_in_algorithm_are_shown(nnictl):
 
 # ---- tensorboard
 
-# This module implements the part of `python -m tensorboard.main` that nnictl depends on.
+# PROGRAM implements the part of `python -m tensorboard.main` that nnictl depends on.
 PROGRAM = """\
 import code, socket, sys, signal
 code.InteractiveInterpreter
@@ -346,14 +350,16 @@ def test_tensorboard_start_prints_the_install_command_if_tensorboard_is_missing(
     )
 
 
-# In production, nnictl exits before TensorBoard. Here nnictl runs in pytest, so Python warns of the unawaited process.
+# In production, nnictl exits before TensorBoard. Here nnictl runs inside pytest, so Python warns that the subprocess still runs.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_tensorboard_shows_the_folders_of_trials_until_a_stop(nnictl, an_experiment, installed):
+def test_tensorboard_serves_the_folder_of_a_trial_until_nnictl_tensorboard_stop(
+    nnictl, an_experiment, installed
+):
     installed(PROGRAM)
     folder = an_experiment("abc11111")
     written = folder.workspace.attempt(AttemptKey("aB3dE", attempt_id(0), "main")).output / "tensorboard"
     written.mkdir(parents=True)
-    # Annotated code in the experiment's folder may be untrusted, so no module may be imported from there.
+    # Annotated code in the experiment's folder may be untrusted, so nnictl must not import modules from there.
     folder.generated_code.mkdir(exist_ok=True)
     (folder.generated_code / "__init__.py").touch()
     code, out, err = nnictl("tensorboard", "start", "abc", "-T", "aB3", "--port", "auto")
@@ -415,7 +421,7 @@ def test_a_shell_completes_commands_and_ids_of_experiments_and_trials(an_experim
     assert completed(["experiment"], "sh") == ["show"]
     assert completed(["resume"], "ab") == ["abc11111", "abd22222"]
     assert completed(["trial", "show", "xyz", "--trial-id"], "x") == ["xY9zW"]
-    # An ambiguous experiment yields no suggestion and no error.
+    # An id prefix that several experiments share yields no suggestion and no error.
     assert completed(["trial", "show", "ab", "--trial-id"], "x") == []
 
 
@@ -426,7 +432,7 @@ def test_each_shell_gets_a_completion_script(nnictl, shell):
     assert f"_NNICTL_COMPLETE={shell}_complete" in out
 
 
-def test_a_manager_does_not_import_modules_from_its_experiments_folder(tmp_path):
+def test_a_manager_does_not_import_modules_from_the_folder_of_its_experiment(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code/__init__.py").touch()
     program = (

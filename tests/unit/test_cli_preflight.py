@@ -1,4 +1,4 @@
-"""Checks that nnictl runs before it starts an experiment."""
+"""The checks that nnictl runs before it starts an experiment."""
 
 import socket
 
@@ -97,7 +97,7 @@ def test_preflight_accepts_any_command_if_bash_has_a_command_not_found_handler(w
     check_command(with_command("zzqqxxyy"))
 
 
-def test_a_port_is_rejected_if_the_port_or_its_keeper_port_is_in_use(tmp_path, monkeypatch):
+def test_a_port_is_rejected_if_the_port_itself_or_the_keeper_port_after_it_is_in_use(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     port = free_port_pair() + 1
     with socket.create_server(("127.0.0.1", port)):
@@ -109,7 +109,7 @@ def test_a_port_is_rejected_if_the_port_or_its_keeper_port_is_in_use(tmp_path, m
             usable_ports(port - 1)
 
 
-def test_automatic_ports_are_free_pairs_that_do_not_overlap():
+def test_automatically_chosen_ports_are_free_pairs_that_do_not_overlap():
     ports = free_ports()
     first, second = next(ports), next(ports)
     assert second >= first + 2

@@ -1,4 +1,4 @@
-"""nnictl tag and note for an experiment without a running manager: nnictl changes the experiment's store."""
+"""`nnictl tag` and `nnictl note` write to the store of an experiment that has no running manager."""
 
 import contextlib
 import csv
@@ -42,7 +42,7 @@ def stored(folder, trial_id=None):
         return reader.remarks(trial_id)
 
 
-def test_tags_are_added_removed_and_printed_and_repeated_commands_have_no_effect(nnictl, ended):
+def test_nnictl_trial_tag_adds_removes_and_prints_tags_and_accepts_repeated_commands(nnictl, ended):
     for _ in range(2):
         code, out, err = nnictl("trial", "tag", "TEST", "-T", "00001", "--add", "keep", "--add", "lr/high")
         assert (code, out, err) == (0, "INFO: Trial 00001 has the tags keep, lr/high\n", "")
@@ -68,7 +68,7 @@ def test_a_note_is_set_printed_and_removed(nnictl, ended):
     assert (code, out, "Trial 00001 has no note" in err) == (0, "", True)
 
 
-def test_an_experiment_stores_its_own_tags_and_note(nnictl, ended):
+def test_nnictl_stores_tags_and_a_note_of_an_experiment_and_lists_experiments_by_tag(nnictl, ended):
     assert (
         nnictl("experiment", "tag", "TEST", "--add", "baseline")[1]
         == "INFO: Experiment TESTEXPT has the tags baseline\n"

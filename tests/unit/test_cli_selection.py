@@ -17,7 +17,7 @@ from nni_manager.store.folders import Registry
 pytestmark = pytest.mark.usefixtures("state_home")
 
 
-def test_an_experiment_is_selected_by_id_by_prefix_or_as_the_only_running_experiment(an_experiment):
+def test_a_command_selects_an_experiment_by_id_or_prefix_or_takes_the_only_running_experiment(an_experiment):
     an_experiment("abc11111")
     an_experiment("abd22222", port=9000)
     an_experiment("abc11111x")
@@ -120,7 +120,7 @@ def test_an_experiment_can_be_registered_by_its_folder(nnictl, an_experiment, tm
     ],
 )
 @pytest.mark.parametrize("command", ["resume", "view"])
-def test_a_folder_that_is_not_the_registered_experiment_folder_is_refused(
+def test_an_experiment_folder_other_than_the_registered_folder_is_refused(
     nnictl, an_experiment, monkeypatch, command, arguments, problem
 ):
     folder = an_experiment("abc11111").path
@@ -135,7 +135,7 @@ def test_a_folder_that_is_not_the_registered_experiment_folder_is_refused(
     "command",
     ["trial ls", "experiment show", "experiment export", "experiment status", "log stderr --path"],
 )
-def test_a_command_without_an_id_uses_and_names_the_latest_experiment(nnictl, an_experiment, command):
+def test_a_command_without_an_id_uses_the_latest_experiment_and_prints_its_id(nnictl, an_experiment, command):
     for number, name in enumerate(("abd22222", "abc11111", "abe33333")):
         finished(an_experiment(name), 0.5)
         entry = Registry.of_user().folder / f"{name}.json"
@@ -184,7 +184,7 @@ def test_the_check_for_a_running_manager_opens_the_lock_file_read_only(nnictl, a
     assert opened == [(folder.path / "owner.lock", os.O_RDONLY | os.O_CLOEXEC)]
 
 
-def test_a_lock_that_cannot_be_opened_does_not_hide_other_experiments(nnictl, an_experiment):
+def test_a_lock_file_that_cannot_be_opened_does_not_hide_other_experiments(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     lock = folder.path / "owner.lock"
     lock.symlink_to(lock)  # even root cannot open a symlink loop

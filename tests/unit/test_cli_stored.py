@@ -70,7 +70,7 @@ def test_the_experiment_list_parses_no_trial_row_and_a_log_command_parses_only_o
     trials = [Trial(f"t{n}", n, {}, {}, 1.0, f"t{n}") for n in range(3)]
     store.commit([trial_row(trial) for trial in trials], 1.0)
     store.close()
-    # Parsing the rows of ten thousand trials takes most of the time, so the test counts the parsed rows.
+    # For ten thousand trials, parsing the rows takes most of the time, so the test counts the parsed rows.
     made = []
     trial_of = reader_module.trial_of
     monkeypatch.setattr(
@@ -143,13 +143,15 @@ def test_invalid_metrics_bytes_cause_a_warning_in_the_trial_list(nnictl, an_expe
     assert err.count("\n") == 2
 
 
-def test_a_manager_that_does_not_answer_is_an_error_without_a_traceback(nnictl, an_experiment, unused_port):
+def test_an_unresponsive_manager_is_reported_as_an_error_without_a_traceback(
+    nnictl, an_experiment, unused_port
+):
     an_experiment("abc11111", port=unused_port)
     code, _, err = nnictl("trial", "ls", "--json")
     assert code == 1
     assert err.startswith("ERROR: cannot reach the manager of experiment abc11111 at http://127.0.0.1:")
     assert "NOT ANSWERING" in nnictl("experiment", "list")[1]
-    # Without --json, the list comes from the stored data.
+    # Without --json, nnictl lists the trials from the stored data.
     assert nnictl("trial", "ls")[:2] == (0, "INFO: Experiment abc11111 has no trials yet\n")
 
 
@@ -176,7 +178,7 @@ def test_a_trial_is_selected_by_id_or_by_a_unique_prefix(nnictl, an_experiment):
     )
 
 
-def test_all_trials_are_exported_with_number_state_and_duration(nnictl, an_experiment):
+def test_the_export_of_all_trials_contains_the_number_the_state_and_the_duration(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     with contextlib.closing(RegisteringStore(folder.database, folder.collected_logs)) as store:
         failed = Trial(
@@ -269,7 +271,7 @@ def test_the_nni_options_produce_the_output_format_of_nni(nnictl, an_experiment,
     assert "no.  trial" in nnictl("trial", "ls", "abc")[1]
 
 
-def test_the_nni_output_options_are_refused_with_other_formats(nnictl, an_experiment):
+def test_an_nni_output_option_is_refused_together_with_an_option_for_another_format(nnictl, an_experiment):
     an_experiment("abc11111")
     for words in (["trial", "ls", "--json", "--nni-json"], ["experiment", "export", "--nni-columns"]):
         code, out, err = nnictl(*words, "abc")
@@ -283,7 +285,7 @@ def test_an_experiment_without_results_exports_an_empty_list_with_a_warning(nnic
     assert err.startswith("WARNING: experiment abc11111 has no result yet; `nnictl trial ls abc11111` ")
 
 
-def test_a_list_of_ten_thousand_trials_takes_less_than_three_seconds(nnictl, an_experiment):
+def test_nnictl_lists_ten_thousand_trials_in_less_than_three_seconds(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)
     trials = [Trial(f"t{n:05}", n, {"lr": n / 10_000, "size": 32}, {}, 1.0, f"t{n}") for n in range(10_000)]

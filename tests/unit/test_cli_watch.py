@@ -1,4 +1,4 @@
-"""The output of nnictl while an experiment runs, and at its end."""
+"""The output of nnictl while an experiment runs, and when it ends."""
 
 import pytest
 from rich.console import Console
@@ -50,7 +50,7 @@ def drawn(summary):
     return capture.get()
 
 
-def test_the_live_view_shows_progress_time_best_trial_and_last_failure():
+def test_the_live_view_shows_the_progress_the_time_the_best_trial_and_the_last_failure():
     text = drawn(
         a_summary(counts={"RUNNING": 2, "SUCCEEDED": 3, "FAILED": 1}, best=BEST, latestFailures=[a_trial()])
     )
@@ -62,7 +62,7 @@ def test_the_live_view_shows_progress_time_best_trial_and_last_failure():
         assert part in text
 
 
-def test_the_live_view_of_an_experiment_without_limits_shows_no_remaining_amount():
+def test_the_live_view_of_an_experiment_without_limits_shows_no_remaining_time():
     text = drawn(a_summary(maxTrialNum=None, maxExecDurationS=None, problem="cannot write: disk full"))
     assert "none yet" in text
     assert "left" not in text
@@ -91,7 +91,7 @@ def test_the_watch_log_gets_one_line_per_change_and_no_line_for_elapsed_time(cap
 
 
 def logged(capsys, *counts):
-    """The fields for ended and running trials in the watch log, for a sequence of trial counts by state."""
+    """The fields for ended and for running trials in each line of the watch log, after the given trial counts by state."""
     lines = watch._Lines()
     for each in counts:
         lines.show(a_summary(counts=each))
@@ -103,7 +103,7 @@ def logged(capsys, *counts):
     [(60.0, []), (0.0, [["1/20 ended", "0 running"]])],
     ids=["it begins in a moment", "it waits for long"],
 )
-def test_the_watch_log_reports_a_trial_end_and_the_prompt_start_of_the_next_trial_in_one_line(
+def test_the_watch_log_reports_a_trial_end_and_an_immediate_next_start_in_one_line(
     capsys, monkeypatch, within_s, between
 ):
     monkeypatch.setattr(watch, "_NEXT_START_TIMEOUT_S", within_s)
@@ -132,7 +132,7 @@ def test_the_watcher_polls_more_often_if_trials_are_short(elapsed_s, ended, paus
     assert watch._pause_s(summary, 0.25) == pytest.approx(pause_s)
 
 
-def test_the_live_view_shows_a_warning_beside_its_trial():
+def test_the_live_view_shows_a_warning_in_the_line_of_its_trial():
     cells = watch.trial_cells(a_trial(state="SUCCEEDED", value=1.0, warning="task worker-1 reports as well"))
     assert cells[-1].endswith("(task worker-1 reports as well)")
 
@@ -180,7 +180,9 @@ def test_the_live_view_describes_a_failed_trial_in_one_line(changed, expected):
          "cannot finish experiment GvTf2bVe: the tuner failed. (KeyError: 1)"),
     ],
 )  # fmt: skip
-def test_the_watch_command_succeeds_only_for_a_finished_experiment_with_a_value(summary, expected):
+def test_nnictl_fails_after_watching_an_experiment_that_did_not_finish_or_has_no_best_trial(
+    summary, expected
+):
     problem = watch.verdict(summary)
     assert problem is None if expected is None else str(problem).startswith(expected)
 
@@ -203,7 +205,7 @@ def test_elapsed_times_are_formatted_like_a_clock(seconds, expected):
     assert output.clock(seconds) == expected
 
 
-def test_only_trial_durations_under_a_minute_are_shown_with_tenths_of_a_second():
+def test_trial_durations_are_shown_with_tenths_of_a_second_only_below_one_minute():
     assert [output.duration(s) for s in (0.64, 41, 754)] == ["0.6 s", "41.0 s", "12:34"]
     assert watch.trial_cells(BEST)[:2] == ["0.971111", "1:15"]
 

@@ -54,7 +54,7 @@ def test_the_keeper_determines_its_task_name_from_openpai_variables_alone():
     assert task_name({name: environ[name] for name in environ if name[:3] != "FC_"}) == "taskrole-0"
 
 
-def test_minus_one_is_a_valid_minimum_of_succeeded_tasks():
+def test_the_keeper_accepts_minus_one_as_minimum_number_of_succeeded_tasks():
     environ = recorded("openpai-single-task")
     assert environ["PAI_MIN_SUCCEEDED_TASK_COUNT_taskrole"] == "-1"
     assert task_name(environ) == "taskrole-0"
@@ -80,7 +80,7 @@ def test_the_keeper_accepts_an_ipv6_address_in_the_host_list():
 # ---- mangled role names
 
 
-def test_variables_named_after_the_original_or_the_simplified_role_name_are_validated():
+def test_openpai_variables_with_the_original_or_the_simplified_role_name_are_validated():
     for name in ("PAI_RESOURCE_Bert_Large", "PAI_TASK_ROLE_bertlarge_HOST_LIST"):
         with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: "):
             task_name(recorded("openpai-upper-case-role", **{name: "many"}))
@@ -178,7 +178,7 @@ def test_a_role_that_is_not_a_valid_folder_name_is_rejected(role: str):
         ),
     ],
 )
-def test_a_pod_of_another_operator_has_the_requested_role_and_the_index_from_the_cluster(
+def test_the_task_name_in_a_pod_without_a_framework_is_the_requested_role_and_the_pod_index(
     environ: dict[str, str], task: str
 ):
     assert task_name(environ, "worker") == task
@@ -213,14 +213,14 @@ VALUES = st.one_of(
     removed=st.sets(st.sampled_from(VARIABLES), max_size=5),
     role=st.none() | st.just("worker"),
 )
-def test_an_arbitrary_environment_gives_a_task_name_or_a_keeper_error(
+def test_the_keeper_returns_a_task_name_or_raises_a_keeper_error_for_any_environment(
     start: dict[str, str], changed: dict[str, str], removed: set[str], role: str | None
 ):
     environ = {name: value for name, value in {**start, **changed}.items() if name not in removed}
     try:
         task = task_name(environ, role)
     except KeeperError as error:
-        assert str(error).startswith("cannot ")  # noqa: PT017 - either outcome is right, and each has its rule
+        assert str(error).startswith("cannot ")  # noqa: PT017 - both outcomes are correct, and each has its own assertion
         return
     assert re.search(r"-[0-9]+$", task, re.ASCII)
     assert Path(task).name == task

@@ -107,7 +107,7 @@ def test_an_unpacked_snapshot_equals_the_code_folder_even_with_unusual_file_name
     assert tree(unpacked) == tree(place.code)
 
 
-def test_equal_code_produces_equal_snapshot_bytes_and_a_single_file(place, tmp_path):
+def test_the_snapshot_of_equal_code_has_equal_bytes_and_is_stored_once(place, tmp_path):
     place.write(b="2", a="1", sub__c="3")
     first = place.take()
     content = place.workspace.file(first.name).read_bytes()
@@ -149,7 +149,7 @@ def test_a_code_snapshot_reports_the_number_of_files_and_bytes(place):
     assert str(snapshot) == f"2 files, 1.5 MiB in {snapshot.name}"
 
 
-def test_a_container_of_another_user_can_read_the_snapshot(place):
+def test_a_container_that_runs_as_another_user_can_read_the_snapshot(place):
     place.write(train_dot_py="1", tool="2")
     (place.code / "train.py").chmod(0o600)
     (place.code / "tool").chmod(0o4700)
@@ -181,7 +181,7 @@ def test_the_error_for_an_invalid_nniignore_line_contains_the_line_number(place)
         place.take()
 
 
-def test_the_snapshot_omits_the_experiments_folder(tmp_path):
+def test_the_snapshot_omits_the_folder_of_the_experiment(tmp_path):
     place = Place(tmp_path)
     place.write(train_dot_py="1")
     place.workspace = Workspace(place.code / "experiments" / "EXPT")
@@ -194,7 +194,7 @@ def test_the_snapshot_omits_the_experiments_folder(tmp_path):
 def test_the_snapshot_omits_and_reports_sockets_and_pipes(place, monkeypatch):
     place.write(train_dot_py="1")
     os.mkfifo(place.code / "pipe")
-    monkeypatch.chdir(place.code)  # the path of a socket must be short
+    monkeypatch.chdir(place.code)  # the path of a Unix socket must be short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
         assert place.take().left_out == ("pipe", "socket")
@@ -236,7 +236,7 @@ def test_a_link_that_leaves_and_reenters_the_code_folder_is_replaced_by_the_targ
     assert tree(place.unpack())[b"main.py"] == (False, b"1")
 
 
-def test_a_link_to_a_missing_file_outside_the_code_folder_is_an_error_with_a_remedy(place):
+def test_the_error_for_a_link_to_a_missing_file_outside_the_code_folder_contains_a_remedy(place):
     (place.code / "data").symlink_to("/mnt/no-such-storage/data")
     with pytest.raises(CodeUnusable, match=r"cannot pack the link 'data' .*; list the link in \.nniignore"):
         place.take()
@@ -286,7 +286,7 @@ def test_the_error_for_too_many_bytes_names_the_largest_file(place):
     assert place.take().files == 3
 
 
-def test_the_scan_of_a_huge_folder_stops_early(place, monkeypatch):
+def test_the_scan_of_a_folder_with_too_many_files_stops_early(place, monkeypatch):
     monkeypatch.setattr(code_folder, "_MAX_ENTRIES", 50)
     for number in range(60):
         (place.code / str(number)).touch()
@@ -330,7 +330,8 @@ def test_a_file_that_grows_or_shrinks_during_the_read_is_read_again(place, monke
     def copy_during_a_write(file, into, size_bytes):
         copy(file, into, size_bytes)
         times.append(size_bytes)
-        # The file is copied for its digest and again for the archive. The test changes the file after the first copy of each.
+        # The snapshot copies a file once for the digest and once for the archive. The test changes the file after the first and
+        # after the third copy.
         if len(times) == 1:
             place.write(train_dot_py="the whole of it")
         elif len(times) == 3:
@@ -376,7 +377,7 @@ def test_a_single_error_names_all_unreadable_files(tmp_path, open_way):
     assert ".nniignore" in str(refused.value)
 
 
-def test_a_missing_code_folder_is_an_error_with_its_path(place):
+def test_the_error_for_a_missing_code_folder_contains_the_path_of_the_folder(place):
     shutil.rmtree(place.code)
     with pytest.raises(CodeUnusable, match=r"cannot read codeDir \S+/code: No such file or directory; "):
         place.take()
@@ -398,11 +399,11 @@ def test_a_failed_snapshot_write_leaves_no_partial_file(place, monkeypatch):
     assert place.snapshots() == [] != [place.take().name]
 
 
-def test_the_snapshot_omits_a_file_with_a_login_and_all_links_to_the_file(place):
+def test_the_snapshot_omits_a_file_that_contains_credentials_and_all_links_to_the_file(place):
     place.write(train_dot_py="1", config_dot_yml="token: secret", sub__x="2")
     os.link(place.code / "config.yml", place.code / "sub" / "copy.yml")
-    # The snapshot stores the target's content in place of an absolute link. The target here contains the token, so the link must
-    # be omitted, too.
+    # The snapshot replaces an absolute link by the content of its target. This link leads to the token, so the snapshot must omit
+    # the link.
     (place.code / "alias.yml").symlink_to(place.code / "config.yml")
     snapshot = take_snapshot(place.code, place.workspace, (place.code / "config.yml",))
     unpack_code(place.workspace.file(snapshot.name), place.code.parent / "seen")

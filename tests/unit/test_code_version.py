@@ -47,7 +47,7 @@ def test_a_code_folder_over_the_size_limit_has_no_digest(code, tmp_path):
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
 def test_the_commit_is_marked_dirty_if_the_code_folder_differs_from_the_commit(code, tmp_path, monkeypatch):
-    # The caller's shell may have set GIT_DIR to another repository, so the test removes the variable.
+    # The shell that runs the tests may have set GIT_DIR to another repository, so the test removes the variable.
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     repository = code.parent
     monkeypatch.delenv("GIT_DIR")
@@ -70,7 +70,7 @@ def test_the_commit_is_marked_dirty_if_the_code_folder_differs_from_the_commit(c
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=5), st.none() | st.floats(0, 1e9))
-def test_the_code_version_at_a_time_is_the_newest_earlier_version(times, at_s):
+def test_the_code_version_at_a_time_is_the_latest_version_up_to_that_time(times, at_s):
     versions = [CodeVersion(since_s, "") for since_s in sorted(times)]
     found = code_at(versions, at_s)
     before = [each for each in versions if at_s is None or each.since_s <= at_s]

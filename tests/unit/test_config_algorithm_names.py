@@ -1,4 +1,6 @@
-"""Names and arguments of NNI 2.10's algorithms: upper and lower case, NNI's short names, GP, and `tpe_args`."""
+"""Names and arguments of NNI 2.10's algorithms: upper and lower case, NNI's short names, the tuner GP, and the argument
+`tpe_args`.
+"""
 
 import json
 
@@ -73,7 +75,7 @@ def test_advisor_and_assessor_names_are_accepted_in_any_case(read):
             assert read(tuner, f"assessor: {{name: {name.lower()}}}").assessor.name == name
 
 
-def test_the_arguments_of_gp_select_the_tuner_of_nni_or_the_tuner_of_optuna(read, monkeypatch):
+def test_the_tuner_name_gp_selects_the_gp_tuner_that_supports_the_given_arguments(read, monkeypatch):
     monkeypatch.setattr(Need, "is_met", True)
     for written in ("GP", "gp"):
         for arguments in (
@@ -101,7 +103,7 @@ def test_a_registered_algorithm_takes_precedence_over_a_built_in_algorithm_of_th
     assert read(f"tuner: {{name: PBT, {CHOSEN}}}}}").tuner.name == "PBTTuner"
 
 
-def test_tpe_args_set_the_optuna_sampler_and_unsupported_keys_give_a_warning(read):
+def test_the_argument_tpe_args_sets_the_optuna_sampler_and_unsupported_keys_cause_a_warning(read):
     arguments = "n_startup_jobs: 3, n_ei_candidates: 7"
     config = read(f"tuner: {{name: TPE, {CHOSEN}, tpe_args: {{{arguments}}}}}}}")
     assert config.warnings == ()
@@ -118,7 +120,7 @@ def test_tpe_args_set_the_optuna_sampler_and_unsupported_keys_give_a_warning(rea
 
 
 def sampler_of(config):
-    """The numbers of startup trials and of candidates in the TPE sampler."""
+    """The number of startup trials and the number of candidates of the TPE sampler."""
     sampler = make_tuner(config)._make_sampler(SamplerSeeds(0, 0))
     return sampler._n_startup_trials, sampler._n_ei_candidates
 
@@ -141,7 +143,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("space", FORMS.values(), ids=FORMS)
-def test_a_custom_tuner_accepts_a_search_space_in_any_form_or_no_search_space(read, tmp_path, space):
+def test_a_custom_tuner_accepts_no_search_space_or_one_in_any_form(read, tmp_path, space):
     (tmp_path / "mine.py").write_text("class Mine: pass\n")
     (tmp_path / "space.json").write_text(json.dumps(space))
     file = FILE if space is not None else FILE.replace("searchSpaceFile: space.json\n", "")

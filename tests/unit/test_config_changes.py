@@ -1,4 +1,4 @@
-"""Changes of a running experiment, and imported results; pure functions."""
+"""The pure functions that change a running experiment and read imported results."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ExperimentSpec:
         ("MAX_TRIAL_DURATION", {"maxTrialDuration": "30s"}, "max_trial_duration", 30.0),
     ],
 )
-def test_a_change_of_a_limit_changes_no_other_setting(
+def test_a_limit_change_leaves_all_other_settings_unchanged(
     config: ExperimentSpec, update_type: str, params: dict[str, Any], field: str, value: Any
 ) -> None:
     after = changed(config, update_type, {"searchSpace": "ignored", **params})
@@ -112,7 +112,7 @@ def test_an_imported_result_may_be_a_number_or_a_dict_with_a_default_number(valu
     ]
 
 
-def test_every_invalid_value_in_imported_results_is_reported_with_its_position() -> None:
+def test_the_error_for_each_invalid_value_in_imported_results_contains_its_position() -> None:
     raw = [
         {"parameter": PARAMETERS, "value": 1},
         {"parameter": {"lr": 7, "nett": "a"}, "value": "good"},
@@ -140,7 +140,7 @@ def test_every_invalid_value_in_imported_results_is_reported_with_its_position()
         ("Hyperband", {"lr": {"_type": "choice", "_value": [1, 2]}}, {"lr": 2, "TRIAL_BUDGET": 3}),
     ],
 )
-def test_imported_parameters_must_have_the_form_that_the_tuner_proposes(
+def test_imported_parameters_are_accepted_only_in_the_form_that_the_tuner_proposes(
     tuner: str, raw: dict[str, Any], parameters: dict[str, Any]
 ) -> None:
     space = parse_search_space(raw)

@@ -54,7 +54,7 @@ def test_config_check_warns_of_missing_gpus_and_programs_for_local_trials(nnictl
     assert err.startswith(f"WARNING: {warning}")
 
 
-def test_a_valid_file_is_reported_as_json(nnictl, here):
+def test_config_check_prints_the_result_for_a_valid_file_as_json(nnictl, here):
     code, out, _ = nnictl("config", "check", "v2_openpai.yml", "--json")
     found = json.loads(out)
     (warning,) = found.pop("warnings")
@@ -95,7 +95,7 @@ def test_every_error_of_an_invalid_file_is_reported_and_the_exit_code_is_one(nni
     }
 
 
-def test_a_kubernetes_file_without_a_claim_name_causes_a_warning_and_is_not_runnable(nnictl, here):
+def test_config_check_only_warns_of_a_missing_claim_name_but_nnictl_create_refuses_the_file(nnictl, here):
     text = (here / "v2_kubeflow_job.yml").read_text()
     assert ", claimName: nni" in text
     (here / "claim.yml").write_text(text.replace(", claimName: nni", ""))
@@ -130,7 +130,7 @@ def test_the_schema_contains_keys_examples_and_algorithm_names():
     assert second["properties"]["trialConcurrency"] == first["properties"]["trialConcurrency"]
 
 
-def test_a_file_is_converted_to_stdout_and_dropped_keys_are_listed(nnictl):
+def test_config_convert_prints_the_converted_file_to_stdout_and_lists_the_dropped_keys(nnictl):
     code, out, err = nnictl("config", "convert", "v1_pai_password.yml")
     assert code == 0
     assert "  password: correct horse\n" in out
@@ -142,7 +142,7 @@ def test_a_file_is_converted_to_stdout_and_dropped_keys_are_listed(nnictl):
     ]
 
 
-def test_a_converted_file_is_private_and_replaces_another_file_only_with_force(nnictl, here):
+def test_only_the_owner_can_read_a_converted_file_and_only_force_overwrites_an_existing_file(nnictl, here):
     code, out, _ = nnictl("config", "convert", GOOD, "--output", "new.yml")
     assert (code, out) == (0, "INFO: Wrote new.yml; `nnictl config check new.yml` checks it\n")
     assert (here / "new.yml").stat().st_mode & 0o777 == 0o600
@@ -156,13 +156,13 @@ def test_a_converted_file_is_private_and_replaces_another_file_only_with_force(n
     assert read_experiment_file(here / "new.yml").trial_command == "python3 mnist.py"
 
 
-def test_paths_stay_valid_in_a_file_that_is_converted_into_another_folder(nnictl, here):
+def test_a_file_converted_into_another_folder_still_refers_to_the_same_code_folder(nnictl, here):
     (here / "sub").mkdir()
     assert nnictl("config", "convert", GOOD, "-o", "sub/new.yml")[0] == 0
     assert read_experiment_file(here / "sub" / "new.yml").code_dir == here
 
 
-def test_a_volume_claim_without_a_path_is_converted_into_another_folder(here):
+def test_a_file_with_a_volume_claim_without_a_path_can_be_converted_into_another_folder(here):
     text = (here / "v1_frameworkcontroller_template.yml").read_text()
     (here / "exp.yml").write_text(re.sub(r"\n    path: .*", "\n    name: nni", text))
     assert yaml.safe_load(convert(here / "exp.yml", here / "sub").text)["trainingService"]["storage"] == {

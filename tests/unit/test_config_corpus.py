@@ -1,4 +1,6 @@
-"""The corpus of experiment files. Reading a file yields the stored experiment, or all of the stored errors."""
+"""The corpus of experiment files. A golden file records for each of them the experiment that it describes, or all of its
+errors.
+"""
 
 import contextlib
 import json
@@ -49,7 +51,7 @@ def test_the_corpus_has_valid_and_invalid_files_of_all_schemas_and_platforms():
 
 
 @pytest.mark.parametrize("file", ACCEPTED, **NAMES)
-def test_an_accepted_file_is_valid_by_the_json_schema_and_is_stored_and_read_back_unchanged(file):
+def test_an_accepted_file_matches_the_json_schema_and_survives_a_round_trip_through_json(file):
     value = yaml.safe_load(file.read_text())
     assert list(config_corpus.validator("v2" if is_v2(value) else "v1").iter_errors(value)) == []
     config = read_experiment_file(file)
@@ -74,7 +76,9 @@ def comparable_fields(config):
     for absent in ("schema", "author_name", "config_path", "expansions", "warnings"):
         del fields[absent]
     if fields["tuner"]["own"]:
-        del fields["tuner"]["name"]  # in the second schema, the name contains the location of the class
+        del fields["tuner"][
+            "name"
+        ]  # in the second schema, the name of the tuner contains the location of its class
     if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
         # In the first schema, http is the default scheme.
         fields["pai"]["host"] = f"http://{fields['pai']['host']}"
@@ -128,7 +132,9 @@ def copy(tmp_path_factory):
 
 @given(st.data())
 def test_every_accepted_file_is_convertible_and_valid_by_the_json_schema(copy, data):
-    """The test sets any value anywhere in a file. The schema may be more lenient than the reader, but never stricter."""
+    """The test replaces one value of a corpus file by an arbitrary value. The schema may be more lenient than the reader, but
+    never stricter.
+    """
     file = data.draw(st.sampled_from(WITH_KEYS))
     value = yaml.safe_load(file.read_text())
     path = data.draw(st.sampled_from(sorted(places_of(value), key=str)))
@@ -169,7 +175,7 @@ STORED = json.loads((config_corpus.CORPUS / "stored_in_0.7.json").read_text())
 
 @pytest.mark.parametrize("name", STORED)
 def test_an_experiment_stored_by_an_older_release_is_read_unchanged(name):
-    """The stored texts come from commit d61fb1ba. FOLDER and HOME stand for the paths of that machine."""
+    """Commit d61fb1ba wrote the stored texts. FOLDER and HOME stand for paths of the machine on which it ran."""
     text = json.dumps(STORED[name])
     folder, home = config_corpus.CORPUS / "files", Path.home()
     stored = ExperimentSpec.from_json(text.replace("FOLDER", str(folder)).replace("HOME", str(home)))

@@ -1,4 +1,4 @@
-"""The default direction of a search: NNI's own default, with a warning, if the experiment file sets none."""
+"""The default direction of a search. If the experiment file sets no direction, NNI's default applies, with a warning."""
 
 import dataclasses
 
@@ -115,6 +115,6 @@ def test_a_stored_experiment_keeps_its_optimisation_directions(read):
         assert not stops(stored.replace(tuner=tuner), 1.0 - stopped)
 
 
-def test_only_medianstop_and_curvefitting_have_a_default_direction():
+def test_medianstop_and_curvefitting_are_the_only_assessors_with_a_default_direction():
     defaults = {name: each.args.model_fields["optimize_mode"].default for name, each in ASSESSORS.items()}
     assert {name for name, mode in defaults.items() if mode is not None} == {"Medianstop", "Curvefitting"}

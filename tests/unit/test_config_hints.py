@@ -1,4 +1,6 @@
-"""Each error in an experiment file causes one message, with the line and with the key names of the file's schema."""
+"""Each error in an experiment file causes one message. The message contains the line, and the key names of the schema that the
+file uses.
+"""
 
 import json
 
@@ -37,7 +39,7 @@ PAI = {**HEAD, "trainingServicePlatform": "pai", "tuner": TUNER, "trial": PAI_TR
 
 @pytest.fixture
 def read(tmp_path):
-    """Reads an experiment file, one key in each line, with a search space."""
+    """Writes an experiment file with one key per line and a search space file, and reads the experiment file."""
 
     def read(keys, space=None):
         # JSON values are valid YAML.
@@ -53,7 +55,7 @@ def read(tmp_path):
 
 @pytest.fixture
 def only_message(read):
-    """The only error of an experiment file."""
+    """Returns the error of an experiment file, which must have exactly one error."""
 
     def only(keys, space=None):
         with pytest.raises(ConfigInvalid) as refused:
@@ -102,7 +104,7 @@ def test_an_openpai_url_with_a_host_name_is_accepted_unchanged(read, host):
 
 
 @pytest.mark.parametrize("key", ["localConfig_", "_localConfig", "local__config"])
-def test_a_v1_key_with_a_stray_underscore_is_unknown(only_message, key):
+def test_a_v1_key_with_a_stray_underscore_is_rejected_as_unknown(only_message, key):
     message = only_message({**LOCAL, key: {"reuse": True}}).message
     assert message.startswith(f"cannot use {key}: there is no such key here; did you mean localConfig?"), (
         message
@@ -127,7 +129,7 @@ def test_a_call_timeout_for_a_built_in_algorithm_causes_a_warning(read, section)
     )
 
 
-def test_a_trial_command_beside_a_job_file_causes_a_warning(read):
+def test_a_trial_command_in_addition_to_a_job_file_causes_a_warning(read):
     keys = {**PAI, "trial": {**PAI_TRIAL, "paiConfigPath": "job.yml"}}
     assert read(keys).warnings == (
         "trial.command has no effect: the job file of trial.paiConfigPath has the commands; remove it",
@@ -188,7 +190,7 @@ def test_the_error_for_another_librarys_notation_shows_the_nni_notation(
     read(LOCAL, {"lr": json.loads(remedy)})
 
 
-def test_the_error_for_type_and_value_keys_without_underscore_shows_valid_keys(only_message, read):
+def test_the_error_for_the_keys_type_and_value_shows_the_keys_with_an_underscore(only_message, read):
     message = only_message(LOCAL, {"lr": {"type": "uniform", "value": [0, 1]}}).message
     what, remedy = message.split("; write ")
     assert what == "cannot use lr: type and value start with an underscore"

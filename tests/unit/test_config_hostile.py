@@ -50,7 +50,7 @@ MAX_MEMORY_BYTES = 1 << 30
 
 @contextmanager
 def in_bounds():
-    """Fails the test if it uses too much time or memory."""
+    """Fails the test if the enclosed code uses too much time or memory."""
     assert threading.current_thread() is threading.main_thread()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + MAX_MEMORY_BYTES, before[1]))
@@ -75,7 +75,7 @@ def folder(tmp_path):
 
 
 def outcome(folder, content):
-    """None for an accepted file, otherwise the text of all errors. Each error must be a short message in the form of nnictl."""
+    """None for an accepted file, otherwise the text of all errors. Each error must be short and start with `cannot`."""
     path = folder / "config.yml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
     try:
@@ -93,7 +93,9 @@ def outcome(folder, content):
 
 
 def bomb(anchored, grown):
-    """Ten YAML anchors with nine references to the previous anchor each: a kilobyte that expands to billions of values."""
+    """Ten YAML anchors. Each anchor but the first refers nine times to the previous anchor, so a kilobyte expands to billions of
+    values.
+    """
     names = "abcdefghij"
     lines = [f"{names[0]}: &{names[0]} {anchored}"]
     lines += [f"{after}: &{after} {grown(f'*{before}')}" for before, after in itertools.pairwise(names)]
@@ -172,7 +174,7 @@ def test_a_hostile_file_is_rejected_within_a_time_limit_and_with_error_messages(
         assert outcome(folder, HOSTILE[name])
 
 
-def test_the_base_files_for_hostile_changes_are_valid(folder):
+def test_the_files_that_the_hostile_cases_modify_are_valid(folder):
     assert outcome(folder, V1) is None
     assert outcome(folder, V2) is None
     few = "many: &many [1, 2, 3]\n"

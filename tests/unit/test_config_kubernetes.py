@@ -47,7 +47,7 @@ def diagnostics(tmp_path):
     return changed
 
 
-def test_the_example_file_of_nnis_kubeflow_page_describes_a_worker_on_nfs():
+def test_the_example_file_of_nnis_kubeflow_page_has_one_worker_role_and_nfs_storage():
     assert kubernetes_of("v1_kubeflow_page") == KubernetesConfig(
         "tf-operator",
         NfsStorage("210.28.132.167", "/data/nfs/nni_storage"),
@@ -56,7 +56,7 @@ def test_the_example_file_of_nnis_kubeflow_page_describes_a_worker_on_nfs():
     )
 
 
-def test_a_kubernetes_file_may_have_two_roles_azure_storage_and_a_private_registry():
+def test_a_kubernetes_file_may_have_two_roles_and_azure_storage_and_a_private_registry():
     login = FILES / "docker.json"
     image = "registry.example.com/me/train:1"
     found = kubernetes_of("v1_frameworkcontroller_azure")
@@ -161,7 +161,7 @@ def test_a_storage_section_of_a_wrong_type_hides_no_other_error(diagnostics):
     assert message.startswith("cannot use kubeflowConfig.storage: [1] is not one of nfs, azureStorage, pvc")
 
 
-def test_a_code_directory_key_of_a_single_role_causes_a_warning(tmp_path):
+def test_a_code_directory_that_is_set_for_a_single_role_causes_a_warning(tmp_path):
     value = yaml.safe_load((FILES / "v2_kubeflow.yml").read_text())
     value |= {"trialCodeDirectory": str(FILES), "searchSpaceFile": str(FILES / "search_space.json")}
     (tmp_path / "exp.yml").write_text(yaml.safe_dump(value))
@@ -202,7 +202,9 @@ FRAMEWORK = "apiVersion: frameworkcontroller.microsoft.com/v1\nkind: Framework\n
         ("{", "cannot read wrong.yml"),
     ],
 )
-def test_an_invalid_template_is_rejected_with_the_key_and_a_reason(diagnostics, tmp_path, template, expected):
+def test_the_error_for_an_invalid_template_contains_the_key_and_a_reason(
+    diagnostics, tmp_path, template, expected
+):
     (tmp_path / "wrong.yml").write_text(template)
 
     def name_it(value):
@@ -281,14 +283,14 @@ def test_a_pod_template_is_stored_with_the_experiment_and_listed_as_a_secret_fil
         ("metadata: {annotations: {on: 2026-01-01}}", "this template: it contains a date or a number that is not finite"),
     ],
 )  # fmt: skip
-def test_an_invalid_pod_template_is_rejected_with_the_key_and_a_reason(
+def test_the_error_for_an_invalid_pod_template_contains_the_key_and_a_reason(
     diagnostics, tmp_path, template, expected
 ):
     found = diagnostics("v2_kubeflow_storage", with_pod_template(tmp_path, template))
     assert re.search(f"cannot use .*{re.escape(expected)}", "\n".join(found))
 
 
-def test_a_trainjob_has_no_pod_template(diagnostics, tmp_path):
+def test_a_pod_template_is_refused_for_a_trainjob(diagnostics, tmp_path):
     found = diagnostics("v2_kubeflow_storage", with_pod_template(tmp_path, POD, operator="trainjob"))
     why = "the pods of a TrainJob are those of its runtime; write it into the runtime, and remove it here"
     assert f"cannot use trainingService.podTemplate: {why}" in found

@@ -83,7 +83,7 @@ def write(tmp_path, good):
 
 @pytest.fixture
 def diagnostics(write):
-    """The errors of a file, as lines without the folder."""
+    """The errors of a file, one per line, without the folder in the paths."""
 
     def lines(*args, **kwargs):
         path = write(*args, **kwargs)
@@ -228,7 +228,7 @@ def test_a_job_file_replaces_the_resource_keys_and_is_stored_with_the_experiment
     assert ExperimentSpec.from_json(config.to_json()) == config
 
 
-def test_the_error_of_a_damaged_stored_experiment_contains_no_login(write):
+def test_the_error_for_a_damaged_stored_experiment_contains_no_credentials(write):
     fields = json.loads(read_experiment_file(write()).to_json())
     fields["pai"]["token"] = ["a secret token"]
     with pytest.raises(InternalError) as caught:

@@ -59,7 +59,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def diagnostics(write):
-    """The errors of an experiment file, as lines without the folder."""
+    """The errors of an experiment file, one per line, without the folder in the paths."""
 
     def lines(*args, **kwargs):
         path = write(*args, **kwargs)
@@ -307,7 +307,7 @@ WRONG_VALUES = {
 }
 
 
-def test_class_args_are_checked_by_the_tuner(diagnostics):
+def test_the_tuner_checks_its_class_args(diagnostics):
     text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: GPTuner")
     (line,) = diagnostics(text.replace("optimize_mode: maximize", "nu: 2.0"))
     assert "cannot use tuner.classArgs.nu: 2.0 is not 0.5, 1.5 or 2.5; write e.g. nu: 2.5" in line
@@ -373,7 +373,7 @@ def test_a_file_with_an_advisor_has_no_default_tuner(diagnostics):
     )
 
 
-def test_an_advisor_is_read_as_a_tuner(write, diagnostics):
+def test_an_advisor_becomes_the_tuner_of_the_experiment(write, diagnostics):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     advisor = (
         "advisor: {builtinAdvisorName: Hyperband, classArgs: {R: 9, optimize_mode: minimize, seed: 4}}\n"
@@ -469,7 +469,7 @@ def test_an_invalid_search_space_is_one_error_that_names_its_file(diagnostics, s
     assert line.startswith(sentence)
 
 
-def test_a_nested_search_space_error_is_reported_with_its_line(diagnostics):
+def test_the_message_of_an_error_in_a_nested_search_space_contains_its_line(diagnostics):
     space = (
         '{\n\t"net": {\n\t\t"_type": "choice",\n\t\t"_value": [\n\t\t\t"none",\n\t\t\t{"_name": "conv",\n'
         '\t\t\t "size": {"_type": "randint", "_value": [5, 5]}}\n]}}'

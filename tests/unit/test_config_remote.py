@@ -1,4 +1,4 @@
-"""The remote machines in experiment files of both schemas and in Python, and the configuration section with these machines."""
+"""The configuration of remote machines: in experiment files of both schemas, and in the Python API."""
 
 import os
 
@@ -149,7 +149,7 @@ def test_an_ssh_key_file_that_the_user_cannot_read_is_refused(read, key):
         ("host: a, preCommand: x", "write the commands before the one of the trial, in trialCommand"),
     ],
 )
-def test_an_invalid_machine_value_is_refused_with_a_reason_that_contains_no_secret(read, machine, words):
+def test_the_error_for_an_invalid_machine_value_contains_a_reason_but_no_secret(read, machine, words):
     message = refusal(read, machine)
     assert words in message
     assert "12345" not in message

@@ -40,7 +40,7 @@ def test_jobs_are_reused_by_default(tmp_path):
 
 
 @pytest.mark.parametrize("limit", ["90", "4:00:00", "04:00:00", "1-00", "2-12:30:00"])
-def test_every_time_limit_notation_of_slurm_is_passed_to_sbatch_if_it_is_quoted_in_the_file(tmp_path, limit):
+def test_a_quoted_time_limit_in_any_slurm_notation_is_passed_to_sbatch(tmp_path, limit):
     assert options(tmp_path, f'timeLimit: "{limit}"') == [f"--time={limit}"]
 
 
@@ -72,7 +72,9 @@ def test_an_invalid_slurm_option_is_refused_with_a_reason(tmp_path, key, words):
         ("ada@10.1.1.1:2222", "ssh -p 2222 ada@10.1.1.1 true"),
     ],
 )
-def test_a_login_node_with_optional_user_and_port_gives_the_ssh_command(tmp_path, login, command):
+def test_the_ssh_command_contains_the_user_and_the_port_of_the_login_node_if_they_are_set(
+    tmp_path, login, command
+):
     section = read(tmp_path, f"login: {login}").cluster
     assert section.ssh_login.command("true") == command
     assert section.ssh_login.address == section.receiver_of_login == login

@@ -92,7 +92,7 @@ def test_an_openpai_v2_file_gives_the_same_config_as_the_v1_file(place: Path) ->
     assert not read(place, OPENPAI + "  reuseMode: false\n").reuse_mode
 
 
-def test_local_openpai_is_selected_by_its_host(place: Path) -> None:
+def test_the_host_local_selects_local_openpai(place: Path) -> None:
     config = read(place, OPENPAI.replace("openpai.example.com", "local"))
     assert not config.cluster.is_this_machine
     assert config.cluster.host == "local"
@@ -172,7 +172,7 @@ def test_an_empty_list_in_place_of_a_section_is_rejected(place: Path, section: s
     assert f"cannot use {section}: [] is not a mapping; write e.g. {section}: {{name: " in found[-1][2]
 
 
-def test_an_error_in_an_inline_search_space_is_reported_with_its_line(place: Path) -> None:
+def test_the_message_of_an_error_in_an_inline_search_space_contains_its_line(place: Path) -> None:
     ((line, key, message),) = diagnostics(place, LOCAL.replace("[0.001, 1]", "[0.001]"))
     assert (line, key) == (3, "searchSpace.lr")
     assert message.startswith("cannot use")
@@ -199,7 +199,7 @@ def test_keys_in_any_case_are_accepted_as_in_nni(place: Path) -> None:
     ("written", "seconds"),
     [("90", 90), ("90s", 90), ("0.5h", 1800), ("1.5M", 90), ("2D", 172800), ('"3 h"', 10800)],
 )
-def test_a_duration_has_a_unit_or_is_in_seconds(place: Path, written: str, seconds: float) -> None:
+def test_a_duration_has_a_unit_or_is_a_number_of_seconds(place: Path, written: str, seconds: float) -> None:
     assert read(place, LOCAL.replace("2h", written)).max_experiment_duration == seconds
 
 

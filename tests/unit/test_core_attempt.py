@@ -1,4 +1,4 @@
-"""The states of an attempt in its keeper."""
+"""The states of an attempt, as the keeper of the attempt tracks them."""
 
 from itertools import product
 

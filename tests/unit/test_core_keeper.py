@@ -33,7 +33,7 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_a_keeper_starts_a_trial_replicates_its_streams_and_reports_its_end(
+def test_a_keeper_starts_a_trial_and_replicates_its_streams_and_reports_its_end(
     simulated: SimulatedKeeper,
 ) -> None:
     assert simulated.at(0, TrialAssigned(KEY)) == [SpawnTrial(KEY), OpenLink((KEY,))]
@@ -65,7 +65,7 @@ def test_a_keeper_that_connects_after_the_trial_start_reports_the_start(simulate
     ]
 
 
-def test_the_keeper_reports_the_trial_environment_again_with_the_start_and_the_end(
+def test_the_keeper_repeats_the_trial_environment_in_the_start_report_and_in_the_end_report(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()
@@ -105,7 +105,7 @@ def test_the_keeper_exits_with_the_exit_code_of_its_trial(
     assert simulated.at(2, durable(closed=True)) == [ExitKeeper(code)]
 
 
-def test_the_message_of_a_trial_is_its_last_stderr_only_if_the_trial_failed(
+def test_the_last_stderr_becomes_the_message_of_a_trial_only_if_the_trial_failed(
     simulated: SimulatedKeeper,
 ) -> None:
     assert end_in(simulated.running().at(1, exited(3, stderr="Traceback"))).message == "Traceback"

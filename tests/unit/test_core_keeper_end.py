@@ -125,7 +125,7 @@ def test_a_connection_lost_after_the_trial_end_does_not_extend_the_wait(simulate
     assert simulated.at(31, TimerFired()) == [ExitKeeper(0)]
 
 
-def test_a_manager_that_reconnects_in_time_restarts_the_wait_of_the_keeper(
+def test_a_keeper_that_reconnects_in_time_restarts_its_wait(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running(linked=False).at(1, exited(0))

@@ -48,7 +48,9 @@ def test_a_truncated_stream_ends_at_the_truncation_and_the_connection_stays_open
     assert end_in(simulated.at(4, exited(0, size=200))) == end
 
 
-def test_a_truncation_found_after_the_trial_end_is_recorded_and_reported(simulated: SimulatedKeeper) -> None:
+def test_a_truncation_that_is_found_after_the_trial_end_is_recorded_and_reported(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running()
     simulated.at(1, exited(0, size=100))
     end = ended(ExitReason.SUCCEEDED, 0, 30, "", FileChange.TRUNCATED)
@@ -84,7 +86,7 @@ def test_stream_files_that_only_grow_cause_no_warning(simulated: SimulatedKeeper
     assert end_in(simulated.at(4, exited(0, size=11))).warnings == ()
 
 
-def test_a_rewritten_file_found_after_the_trial_end_is_recorded_and_reported(
+def test_a_rewritten_file_that_is_found_after_the_trial_end_is_recorded_and_reported(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()
@@ -134,7 +136,9 @@ def test_the_end_report_contains_the_metrics_size_before_the_stop(
     assert (end.metrics_size_at_stop, end.exit_code) == (100, code)
 
 
-def test_a_trial_that_ends_by_itself_reports_no_metrics_size_at_a_stop(simulated: SimulatedKeeper) -> None:
+def test_the_end_report_of_a_trial_that_was_not_stopped_has_no_metrics_size_at_a_stop(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running()
     end = end_in(simulated.at(1, exited(0, size=100)))
     assert end.metrics_size_at_stop is None

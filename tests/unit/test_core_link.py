@@ -57,7 +57,7 @@ def test_the_retry_delay_doubles_from_a_fifth_of_a_second_to_a_minute() -> None:
     assert (waits[0], waits[-1]) == (FIRST_RETRY_S, MAX_RETRY_S)
 
 
-def test_keepers_that_lose_a_manager_together_reconnect_at_different_times() -> None:
+def test_keepers_that_lose_their_manager_at_the_same_time_reconnect_at_different_times() -> None:
     tries_s = []
     for number in range(1000):
         link = Link(jitter(f"env-{number}"))
@@ -85,7 +85,7 @@ def test_a_manager_that_accepts_and_drops_connections_is_retried_with_growing_de
     assert link.retry_at_s == FIRST_RETRY_S * 2**4
 
 
-def test_reset_backoff_restores_the_first_retry_delay() -> None:
+def test_the_method_reset_backoff_restores_the_first_retry_delay() -> None:
     link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5, LinkEvent.DUE, LinkEvent.OPENED)
     assert link.is_up
     link.reset_backoff()

@@ -20,7 +20,9 @@ METRICS, STDOUT, STDERR = Stream.METRICS, Stream.STDOUT, Stream.STDERR
 @pytest.fixture
 def a_replication() -> Callable[..., Replication]:
     def make(*, size: int = 0, durable: int | None = 0, stream: Stream = METRICS) -> Replication:
-        """A replication of one stream. If `durable` is None, the replication is not connected."""
+        """A replication of one stream that is connected to a manager with the offset `durable`. If `durable` is None, the
+        replication is not connected.
+        """
         replication = Replication([stream])
         replication.grew({stream: size})
         if durable is not None:
@@ -154,7 +156,9 @@ def test_a_trial_end_without_the_final_size_of_every_stream_raises_an_error() ->
 
 
 @pytest.mark.parametrize(("size", "end"), [(0, 10), (10, 10), (17, 17)])
-def test_a_truncated_stream_ends_at_the_new_size_or_the_sent_offset(a_replication, size, end) -> None:
+def test_a_truncated_stream_ends_at_its_new_size_or_at_the_sent_offset_if_that_is_larger(
+    a_replication, size, end
+) -> None:
     replication = a_replication(size=10)
     replication.next_chunks(KEY)
     replication.grew({METRICS: 20})
@@ -192,7 +196,7 @@ def test_a_truncation_of_one_stream_leaves_other_streams_unchanged() -> None:
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 5, 4)]
 
 
-def test_bytes_over_the_quota_are_never_sent_and_count_in_the_final_size(a_replication, monkeypatch) -> None:
+def test_bytes_over_the_quota_are_never_sent_but_count_in_the_final_size(a_replication, monkeypatch) -> None:
     monkeypatch.setitem(QUOTA_BYTES, METRICS, 12)
     replication = a_replication(size=10)
     assert (replication.next_chunks(KEY), replication.over_quota) == ([SendChunk(KEY, METRICS, 0, 10)], ())

@@ -115,7 +115,7 @@ def test_the_next_trial_may_start_before_the_previous_trial_is_closed(
     assert simulated.exits("second")[-1] == IDLE
 
 
-def test_a_keeper_sends_the_bytes_of_a_closing_trial_and_of_a_running_trial_together(
+def test_one_connection_carries_the_bytes_of_a_closing_trial_and_of_a_running_trial(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.runs("first")
@@ -322,7 +322,7 @@ def test_files_left_in_the_temporary_folder_cause_only_a_log_line(simulated: Sim
     assert simulated.exits("first")[-1] == IDLE
 
 
-def test_a_failed_preparation_of_a_trial_ends_the_trial_with_a_reason_and_then_the_job(
+def test_a_failed_preparation_ends_the_trial_with_a_reason_and_afterwards_ends_the_job(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.at(1, RunTrial("first", attempt_id(0)))

@@ -123,7 +123,7 @@ def test_the_exit_code_is_1_if_a_check_failed(as_json):
         (40.0, CheckResult.WARN, "60.0 s ahead of"),
     ],
 )
-def test_doctor_compares_the_clock_with_the_clock_of_the_storage(written_s, outcome, words):
+def test_doctor_compares_the_local_clock_with_the_clock_of_the_storage(written_s, outcome, words):
     finding = doctor.clock_finding(100.0, written_s, 101.0)
     assert (finding.outcome, words in finding.found) == (outcome, True)
 

@@ -58,7 +58,7 @@ def test_no_result_is_assessed_without_an_assessor() -> None:
 
 
 @pytest.mark.parametrize(("uses_early_stopped", "reported"), [(False, None), (True, 0.25)])
-def test_the_tuner_gets_the_last_result_of_an_early_stopped_trial_if_enabled(
+def test_only_a_tuner_that_learns_from_early_stops_gets_the_last_result_of_such_a_trial(
     uses_early_stopped: bool, reported: float | None
 ) -> None:
     search = assessed(new_search(concurrency=1), uses_early_stopped=uses_early_stopped)
@@ -124,7 +124,7 @@ def test_a_long_last_result_of_an_early_stopped_trial_reaches_the_tuner() -> Non
     assert search.tuner_results == [TellTuner(0, 0.5)]
 
 
-def test_an_early_stop_of_an_old_attempt_or_a_terminal_trial_is_ignored() -> None:
+def test_an_early_stop_request_for_an_old_attempt_or_a_terminal_trial_is_ignored() -> None:
     search = assessed(new_search(concurrency=1))
     search.report("t0", "0.5", final=False)
     search.end("t0", ExitReason.SIGNAL)

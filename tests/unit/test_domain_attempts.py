@@ -63,7 +63,7 @@ def test_an_attempt_is_marked_as_lost_only_once() -> None:
     assert attempts.current("main-0") is None
 
 
-def test_a_new_attempt_replaces_a_lost_attempt_with_a_later_start_time() -> None:
+def test_a_new_attempt_replaces_a_lost_attempt_even_if_the_lost_attempt_has_a_later_start_time() -> None:
     attempts = Attempts()
     attempts.register(key_of(9))
     attempts.mark_lost()

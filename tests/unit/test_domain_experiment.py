@@ -1,4 +1,4 @@
-"""The experiment as a whole: its states, an ordinary run, and resuming, without a cluster or a clock."""
+"""The experiment as a whole: its states, an ordinary run, and a resume. The tests use neither a cluster nor a clock."""
 
 from collections import Counter
 from itertools import product
@@ -55,7 +55,9 @@ def test_an_experiment_in_any_state_can_be_stopped_and_resumed(state: Experiment
 
 
 @pytest.mark.parametrize(("concurrency", "max_trials"), [(1, 1), (1, 4), (2, 5), (4, 5), (8, 3)])
-def test_an_experiment_creates_exactly_max_trials_trials_and_ends_as_done(concurrency, max_trials) -> None:
+def test_an_experiment_creates_exactly_as_many_trials_as_max_trials_and_ends_as_done(
+    concurrency, max_trials
+) -> None:
     search = new_search(concurrency=concurrency, max_trials=max_trials)
     while search.requests or search.live:
         assert len(search.requests) + len(search.live) <= concurrency
@@ -69,7 +71,7 @@ def test_an_experiment_creates_exactly_max_trials_trials_and_ends_as_done(concur
     assert search.experiment.lifecycle.counts[TrialState.SUCCEEDED] == max_trials
 
 
-def test_a_new_experiment_requests_one_trial_for_each_slot_of_the_concurrency() -> None:
+def test_a_new_experiment_requests_as_many_trials_as_may_run_at_once() -> None:
     search = new_search(concurrency=3, is_ready=False)
     assert search.handle(ManagerReady()) == [SaveExperiment(), AskTuner(0), AskTuner(1), AskTuner(2)]
 
@@ -115,7 +117,7 @@ def test_the_attempt_is_closed_after_the_trial_is_stored() -> None:
     assert effects[:3] == [SaveTrial(trial), TellTuner(0, None), CloseAttempt(key)]
 
 
-def test_failed_trials_count_towards_max_trials_and_report_no_result() -> None:
+def test_failed_trials_count_towards_max_trials_and_the_tuner_receives_no_result_of_them() -> None:
     search = new_search(concurrency=1, max_trials=3)
     for _ in range(3):
         search.run(search.suggest(), value="1", reason=ExitReason.NONZERO_EXIT)
@@ -216,7 +218,7 @@ def test_a_result_that_the_tuner_did_not_receive_before_a_crash_is_reported_afte
     search.report("t0", "0.5")
     search.end("t0")
     trial = search.trial("t0")
-    trial.run.ended = None  # the store does not contain this field
+    trial.run.ended = None  # the store does not contain `ended`, so a resumed manager lacks the field
     next(iter(trial.attempts.values())).apply(AttemptReport.DISCARDED)
     after = search.resumed()
     after.handle(ManagerReady())

@@ -14,7 +14,7 @@ from nni_manager.domain.events import (
 from nni_manager.domain.experiment import ExperimentState
 
 
-def test_no_trials_are_requested_after_the_time_limit_and_running_trials_finish() -> None:
+def test_after_the_time_limit_running_trials_finish_and_no_further_trials_are_requested() -> None:
     search = new_search(concurrency=1, max_duration_s=60)
     search.start(search.suggest())
     assert search.experiment.time_runs_out_at_s == 60
@@ -31,7 +31,7 @@ def test_no_trials_are_requested_after_the_time_limit_and_running_trials_finish(
     assert search.experiment.budget.duration_s(500) == 100
 
 
-def test_no_end_time_is_scheduled_without_a_time_limit_before_the_start_or_after_the_expiry() -> None:
+def test_no_end_time_is_scheduled_if_the_time_limit_is_unset_has_expired_or_has_not_started() -> None:
     search = new_search(concurrency=1, max_duration_s=60)
     search.suggest()
     search.now_s = 60
@@ -79,7 +79,7 @@ def test_a_higher_trial_limit_restarts_an_experiment_that_is_done(raised) -> Non
     assert (search.state, search.finishes) == (ExperimentState.DONE, 2)
 
 
-def test_time_added_after_the_end_of_an_experiment_counts_from_the_change_of_the_limit() -> None:
+def test_the_time_between_the_end_of_an_experiment_and_a_raise_of_its_time_limit_does_not_count() -> None:
     search = new_search(concurrency=1, max_trials=None, max_duration_s=60)
     search.start(search.suggest())
     search.now_s = 70
@@ -113,7 +113,7 @@ def test_a_limit_change_does_not_restart_a_failed_or_stopped_experiment(state) -
     assert search.experiment.budget.limits.max_trials == 5
 
 
-def test_a_lower_trial_limit_stops_requests_and_running_trials_finish() -> None:
+def test_after_a_lower_trial_limit_running_trials_finish_and_no_further_trials_are_requested() -> None:
     search = new_search(concurrency=2, max_trials=10)
     search.start(search.suggest())
     search.start(search.suggest())

@@ -1,4 +1,4 @@
-"""Every order of events of one experiment, as a state machine of hypothesis."""
+"""Property tests: a state machine of Hypothesis applies the events of one experiment in any order."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -222,7 +222,8 @@ class ExperimentLife(RuleBasedStateMachine):
         self.search = before.resumed()
         self.search.now_s = before.now_s
         for trial in self.search.live:
-            trial.run.ended = trial.run.latest_usage = None  # the store does not contain these fields
+            # the store does not contain these two fields, so a resumed manager lacks them
+            trial.run.ended = trial.run.latest_usage = None
         self._do(lambda: self.search.handle(ManagerReady()))
 
     @invariant()

@@ -119,7 +119,7 @@ def test_a_new_attempt_of_a_stopping_trial_is_stopped() -> None:
     assert search.trial("t0").state is TrialState.STOPPING
 
 
-def test_a_new_attempt_is_stopped_while_the_experiment_stops() -> None:
+def test_an_attempt_that_starts_while_the_experiment_stops_is_stopped() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0", ExitReason.SIGNAL)
@@ -178,13 +178,13 @@ def test_the_time_limit_counts_from_the_start_of_the_current_attempt() -> None:
     assert search.canceled == [("t0", ExitReason.TIME_LIMIT)]
 
 
-def test_a_new_trial_time_limit_applies_to_running_trials_and_after_a_resume() -> None:
+def test_a_changed_time_limit_of_trials_applies_to_running_trials_even_after_a_resume() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.now_s = 50
     search.limit(max_trial_duration_s=60.0)
     after = search.resumed()
-    # The next manager uses this value to compute that the trial has already run for 50 s.
+    # From this value, the resumed manager computes that the trial has already run for 50 s.
     search.trial("t0").run.start_received_at_s = -50.0
     after.handle(ManagerReady())
     assert after.experiment.time_runs_out_at_s == 10

@@ -15,7 +15,7 @@ from nni_manager.domain.events import (
 from nni_manager.domain.experiment import ExperimentState
 
 
-def test_no_trials_are_requested_from_an_exhausted_tuner_and_running_trials_finish() -> None:
+def test_an_exhausted_tuner_receives_no_further_requests_and_running_trials_finish() -> None:
     search = new_search(concurrency=2, max_trials=None)
     search.start(search.suggest())
     search.requests.clear()
@@ -90,7 +90,7 @@ def test_a_tuner_that_is_exhausted_at_the_last_request_ends_the_experiment() -> 
     assert search.state is ExperimentState.DONE
 
 
-def test_no_trials_are_requested_after_a_tuner_exception_and_running_trials_are_recorded() -> None:
+def test_after_a_tuner_exception_no_trials_are_requested_and_running_trials_are_recorded() -> None:
     search = new_search(concurrency=2, max_trials=None)
     search.start(search.suggest())
     search.start(search.suggest())
@@ -112,7 +112,7 @@ def test_the_experiment_shows_only_the_first_tuner_error() -> None:
     assert (search.experiment.error, search.finishes) == ("first", 1)
 
 
-def test_no_trials_are_requested_after_a_tuner_exception_for_a_result() -> None:
+def test_no_trials_are_requested_after_the_tuner_raises_an_exception_for_a_result() -> None:
     search = new_search(concurrency=2, max_trials=None)
     search.suggest()
     search.suggest()

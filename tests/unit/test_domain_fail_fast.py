@@ -113,5 +113,5 @@ def test_a_success_before_a_manager_restart_still_disables_fail_fast():
         ("", ""),
     ],
 )
-def test_the_reported_location_of_an_exception_is_the_last_line_of_the_users_code(stderr, place):
+def test_the_reported_location_of_an_exception_is_the_last_line_in_the_code_of_the_user(stderr, place):
     assert raised_at(stderr) == place

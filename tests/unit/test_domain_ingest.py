@@ -20,7 +20,7 @@ FIRST, SECOND = (encode(0, "abcde", "PERIODICAL", number, number / 10) for numbe
 @pytest.fixture
 def new_ingest() -> Callable[..., AttemptIngest]:
     def make(**durable: int) -> AttemptIngest:
-        """An ingest restored from a store that has this many bytes of each stream."""
+        """An ingest that is restored from a store. The store contains this many bytes of each stream."""
         return AttemptIngest.restored(KEY, {Stream(word): offset for word, offset in durable.items()})
 
     return make
@@ -66,7 +66,7 @@ def test_only_the_new_part_of_an_overlapping_chunk_is_committed(new_ingest) -> N
     assert receiver.take(STDOUT, 1, b"ello") == [StreamWrite(KEY, STDOUT, 3, 5, data=b"lo")]
 
 
-def test_a_gap_in_a_stream_raises_an_error_with_the_missing_offset(new_ingest) -> None:
+def test_the_error_for_a_gap_in_a_stream_contains_the_missing_offset(new_ingest) -> None:
     receiver = new_ingest(stdout=3)
     with pytest.raises(OffsetGap, match="from offset 4: only 3 bytes have arrived"):
         receiver.take(STDOUT, 4, b"o")
@@ -274,7 +274,7 @@ def test_a_stream_that_exactly_fills_the_quota_is_not_marked_as_truncated(new_in
     assert not commit.is_last_collected
 
 
-def test_a_partial_record_is_reported_with_its_cause(new_ingest, small_limits) -> None:
+def test_the_report_of_a_partial_record_contains_its_cause(new_ingest, small_limits) -> None:
     _, torn = new_ingest().take(METRICS, 0, FIRST + SECOND)
     assert [span.reason for span in torn.garbage] == ["the metrics are truncated inside this record"]
     for ends_first in (False, True):

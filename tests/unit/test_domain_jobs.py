@@ -1,4 +1,4 @@
-"""The jobs of an experiment, and the assignment of trials to them."""
+"""The jobs of an experiment, and how trials are assigned to jobs."""
 
 from itertools import product
 
@@ -32,7 +32,7 @@ def test_a_job_is_idle_once_the_keepers_of_all_its_tasks_are_idle() -> None:
     assert jobs.next_idle() is job
 
 
-def test_the_longest_idle_job_gets_the_next_trial() -> None:
+def test_the_job_that_has_been_idle_longest_gets_the_next_trial() -> None:
     jobs = Jobs()
     first, second = jobs.add(Job("env-0")), jobs.add(Job("env-1"))
     jobs.note_idle(second, "main-0")
@@ -84,7 +84,7 @@ def test_prefetched_trials_run_in_order() -> None:
 
 @pytest.fixture
 def jobs() -> Jobs:
-    """One job runs a trial and has prefetched three; two other jobs are idle."""
+    """One job runs a trial and holds three prefetched trials; two other jobs are idle."""
     jobs = Jobs()
     for number in range(3):
         job = jobs.add(Job(f"env-{number}"))
@@ -97,7 +97,7 @@ def jobs() -> Jobs:
     return jobs
 
 
-def test_the_last_prefetched_trial_is_revoked_once_for_each_idle_job(jobs: Jobs) -> None:
+def test_for_each_idle_job_one_prefetched_trial_is_revoked_and_the_last_one_first(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(0) == [(job, "t3"), (job, "t2")]
     assert jobs.revoke(0) == []
@@ -126,7 +126,7 @@ def test_trials_are_revoked_first_from_the_job_with_the_most_prefetched_trials(j
     assert jobs.revoke(0) == [(few, "t6")]
 
 
-def test_the_start_of_a_trial_cancels_its_revoke(jobs: Jobs) -> None:
+def test_the_start_of_a_trial_cancels_the_pending_revoke_of_the_trial(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(1) == [(job, "t3")]
     for trial_id in ("t0", "t1", "t2", "t3"):
@@ -157,7 +157,7 @@ def test_no_trial_is_revoked_for_an_idle_job_whose_keeper_is_disconnected(jobs: 
     assert jobs.revoke(0) == [(job, "t2")]
 
 
-def test_a_disconnected_keeper_receives_its_revoke_after_reconnecting(jobs: Jobs) -> None:
+def test_a_revoke_is_sent_again_after_a_disconnected_keeper_reconnects(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(1) == [(job, "t3")]
     jobs.note_link(job, is_up=False)
@@ -307,7 +307,9 @@ class AnyJobs(RuleBasedStateMachine):
         job, trial_id = asked[number % len(asked)]
         before = job.trial_ids
         self.jobs.reclaim(job, trial_id)
-        self.jobs.queue.appendleft(trial_id)  # The scheduler queues a reclaimed trial in the same way.
+        self.jobs.queue.appendleft(
+            trial_id
+        )  # The scheduler also puts a reclaimed trial at the front of the queue.
         assert job.trial_ids == tuple(each for each in before if each != trial_id)
 
     @precondition(lambda self: self.jobs.live)

@@ -30,7 +30,7 @@ def a_search(**limits):
 
 
 def given_up(search, at_s):
-    """The jobs that are given up when this time has passed."""
+    """The ids of the jobs that the manager gives up when the clock reaches this time."""
     search.now_s = at_s
     return [each.job.job_id for each in search.handle(TimePassed()) if isinstance(each, GiveUpJob)]
 
@@ -83,7 +83,7 @@ def test_the_manager_waits_without_a_deadline_for_a_job_that_the_cluster_restart
     assert search.trial("t0").state is TrialState.RUNNING
 
 
-def test_the_manager_gives_up_a_job_after_its_node_was_not_ready_for_the_timeout():
+def test_the_manager_gives_up_a_job_whose_node_stays_not_ready_until_the_timeout():
     search = a_search()
     search.handle(NodeReadinessChanged("t0", is_ready=False))
     start_s = search.now_s

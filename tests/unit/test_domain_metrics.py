@@ -39,7 +39,7 @@ JSON = st.recursive(
         ("null", None),
         ('"0.93"', None),
         ("[0.93]", None),
-        # Broken or malicious programs may report these values.
+        # Broken or malicious programs may report values like the following.
         ("", None),
         ("0.9 0.8", None),
         ("9" * 400, None),

@@ -26,7 +26,7 @@ TWO = Objectives(
     (Objective("accuracy", "maximize"), Objective("latency_ms", "minimize")),
     (Constraint("size_mb", at_most=50.0),),
 )
-# With few values, many losses are equal.
+# There are only seven different values, so many losses are equal.
 LOSSES = st.integers(0, 6).map(float)
 
 

@@ -1,4 +1,4 @@
-"""Trials whose jobs the cluster preempts: they start again, without counting as retries."""
+"""Trials whose jobs the cluster preempts. The manager starts such a trial again, and this does not count as a retry."""
 
 import pytest
 from hypothesis import given
@@ -67,7 +67,7 @@ def test_a_deleted_job_does_not_count_as_preempted():
     assert (trial.state, trial.run.reason, trial.preemptions) == (TrialState.FAILED, JOB_LOST, 0)
 
 
-def test_a_trial_that_a_signal_of_the_cluster_ended_has_the_message_of_the_cluster():
+def test_a_trial_that_the_cluster_ended_with_a_signal_gets_the_message_of_the_cluster():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -79,7 +79,7 @@ def test_a_trial_that_a_signal_of_the_cluster_ended_has_the_message_of_the_clust
     assert trial.run.message == "pod t0 was evicted: the node was low on memory"
 
 
-def test_a_trial_that_a_signal_of_the_cluster_ended_is_retried_after_the_job_loss():
+def test_a_trial_that_the_cluster_ended_with_a_signal_is_retried_after_its_job_is_lost():
     search = a_search(max_retries=1)
     trial_id = search.suggest()
     search.start(trial_id)
@@ -94,7 +94,7 @@ def test_a_trial_that_a_signal_of_the_cluster_ended_is_retried_after_the_job_los
     assert trial.state is TrialState.SUCCEEDED
 
 
-def test_a_lost_trial_ends_without_delay_if_the_cluster_reports_no_preemptions():
+def test_a_lost_trial_ends_at_once_on_a_cluster_that_does_not_report_preemptions():
     search = new_search(concurrency=1, max_trials=1)
     trial_id = search.suggest()
     search.start(trial_id)
@@ -157,7 +157,7 @@ def test_a_trial_that_ended_before_the_preemption_is_not_restarted(reason):
     assert (search.trial(trial_id).state, len(search.submitted)) == (state, 1)
 
 
-def test_a_trial_with_a_final_result_before_the_clusters_signal_succeeds():
+def test_a_trial_succeeds_if_it_reported_a_final_result_before_the_signal_of_the_cluster():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -196,7 +196,7 @@ def test_the_next_manager_restarts_a_trial_whose_preemption_is_reported_late():
     search = search.resumed()
     search.trial(
         trial_id
-    ).run.ended = None  # The store lacks this field, so a resumed manager does not have it.
+    ).run.ended = None  # The store lacks `ended`, so a resumed manager does not have this field.
     search.experiment.state = type(search.state).RUNNING
     search.lose_job(trial_id, PREEMPTED)
     assert (search.trial(trial_id).state, search.trial(trial_id).preemptions) == (TrialState.WAITING, 1)

@@ -1,4 +1,4 @@
-"""Jobs that the cluster refuses permanently, tested with complete searches and a simulated cluster."""
+"""Jobs that the cluster refuses permanently. The tests run complete searches on a simulated cluster."""
 
 import pytest
 from attempts import attempt_id

@@ -1,4 +1,4 @@
-"""Tags and notes: their valid form, and changes that have no further effect if they are repeated."""
+"""Tags and notes: their valid form, and changes that have no further effect when somebody repeats them."""
 
 import contextlib
 import json
@@ -125,7 +125,7 @@ def test_a_note_keeps_its_lines_and_loses_surrounding_blank_lines():
     assert RemarksChange.of(note="\n one\r\n two\n\n").note == "one\n two"
 
 
-def test_a_trial_with_the_maximum_of_tags_accepts_repeated_and_replaced_tags():
+def test_a_trial_with_the_maximum_number_of_tags_accepts_repeated_tags_and_replacements():
     full = Remarks.of([f"t{n:02d}" for n in range(MAX_TAGS)], "")
     assert RemarksChange.of(add=full.tags).applied_to(full) == full
     assert len(RemarksChange.of(add=["new"], remove=["t00"]).applied_to(full).tags) == MAX_TAGS

@@ -64,7 +64,7 @@ def test_a_proposed_trial_waits_for_an_idle_job() -> None:
     assert search.submitted == ["env-0", "env-1"], "the first job has been drained"
 
 
-def test_the_next_job_first_gets_the_trial_of_a_lost_job() -> None:
+def test_the_trial_of_a_lost_job_is_the_first_trial_of_the_next_job() -> None:
     search = SimulatedReuse(concurrency=2, max_trials=2, max_retries=1)
     for job_id, trial_id in (("env-0", "t0"), ("env-1", "t1")):
         search.idle(job_id)
@@ -93,7 +93,7 @@ def test_a_reused_job_runs_all_trials_in_sequence_and_drains_after_the_last_tria
     assert len(search.all_of(Finish)) == 1
 
 
-def test_an_idle_keeper_gets_the_next_trial_after_the_previous_trials_last_bytes() -> None:
+def test_an_idle_keeper_gets_the_next_trial_after_the_last_bytes_of_the_previous_trial() -> None:
     search = SimulatedReuse()
     search.idle()
     search.start("t0")
@@ -240,7 +240,7 @@ def test_a_job_that_exits_cleanly_without_ever_connecting_fails_one_queued_trial
     assert search.trial("t0").state is TrialState.FAILED, "the number of submitted jobs is bounded"
 
 
-def test_a_job_whose_end_was_not_observed_fails_no_trial() -> None:
+def test_a_job_that_ended_while_no_manager_ran_fails_no_trial() -> None:
     search = SimulatedReuse()
     gone = JobTerminated(
         "env-0", ExitReason.JOB_LOST, "it ended while no manager was there", 50.0, True, was_supervised=False

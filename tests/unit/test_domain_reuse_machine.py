@@ -1,4 +1,4 @@
-"""Every order of events of an experiment with reused jobs, as a state machine of hypothesis."""
+"""Property tests: a state machine of Hypothesis applies the events of an experiment with reused jobs in any order."""
 
 from collections.abc import Callable, Iterable
 
@@ -22,12 +22,12 @@ RETRIES = 1
 
 
 def crashes_left(trial: Trial) -> int:
-    """The maximum number of jobs that may die before the trial is terminal."""
+    """The maximum number of further job crashes until the trial is terminal."""
     return 0 if trial.state.is_terminal else 2 * (1 + RETRIES - trial.retries) - trial.was_returned
 
 
 class AnyReuse(RuleBasedStateMachine):
-    """Checks that no trial is on two jobs and that every search can end, in any order of events."""
+    """Checks, for any order of events, that no trial is assigned to two jobs and that every search can end."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ from trial_keeper.wire.reasons import ExitReason
 
 @pytest.fixture
 def prefetched() -> SimulatedReuse:
-    """One job runs t1 and has prefetched t2."""
+    """One job runs t1 and holds the prefetched trial t2."""
     search = SimulatedReuse(max_trials=6, may_prefetch=True)
     search.idle()
     search.run("t0")
@@ -114,7 +114,7 @@ def test_a_stopped_prefetched_trial_ends_if_its_keeper_never_started_the_trial(
     assert prefetched.dispatched[-1] == ("env-0", "t3", None)
 
 
-def test_a_prefetched_trial_that_starts_after_its_stop_is_canceled(
+def test_a_prefetched_trial_that_starts_after_a_stop_request_is_canceled(
     prefetched: SimulatedReuse,
 ) -> None:
     stop(prefetched, "t2")
@@ -127,7 +127,7 @@ def test_a_prefetched_trial_that_starts_after_its_stop_is_canceled(
     assert prefetched.trial("t2").state is TrialState.STOPPING, "no keeper sends this"
 
 
-def test_the_result_of_a_prefetched_trial_counts_if_the_trial_ended_before_its_stop_arrived(
+def test_the_result_of_a_prefetched_trial_counts_if_the_trial_ended_before_the_stop_request_came(
     prefetched: SimulatedReuse,
 ) -> None:
     prefetched.handle(KeeperDisconnected("env-0"))
@@ -165,7 +165,7 @@ def test_an_idle_keeper_that_never_received_a_stopped_trial_gets_the_next_trial(
     assert search.dispatched[-1] == ("env-0", "t2", "main-0")
 
 
-def test_the_loss_of_a_job_cancels_its_stopped_prefetched_trial(
+def test_a_stopped_prefetched_trial_is_canceled_when_its_job_is_lost(
     prefetched: SimulatedReuse,
 ) -> None:
     stop(prefetched, "t2")
@@ -237,7 +237,7 @@ def test_a_job_prefetches_several_very_short_trials_and_runs_the_trials_in_order
     assert search.submitted == ["env-0"]
 
 
-def test_the_prefetch_number_ignores_the_duration_of_failed_trials() -> None:
+def test_the_number_of_prefetched_trials_does_not_depend_on_the_duration_of_failed_trials() -> None:
     search = SimulatedReuse(max_trials=30, may_prefetch=True)
     search.idle()
     for number in range(2):
@@ -280,7 +280,7 @@ def test_prefetched_trials_of_a_lost_job_go_to_an_idle_job_in_order() -> None:
 
 @pytest.fixture
 def four_prefetched() -> SimulatedReuse:
-    """One job has four trials and has started none."""
+    """One job holds four prefetched trials and has started none of them."""
     search = SimulatedReuse(max_trials=9, may_prefetch=True)
     search.idle()
     search.start("t0")
@@ -320,7 +320,7 @@ def test_a_job_crash_during_a_trial_counts_against_no_prefetched_trial(
     assert not any(trial.was_returned for trial in four_prefetched.experiment.trials.values())
 
 
-def test_a_clean_job_exit_keeps_the_crash_counts_of_trials(
+def test_a_clean_job_exit_does_not_change_the_crash_counts_of_trials(
     four_prefetched: SimulatedReuse,
 ) -> None:
     four_prefetched.lose("env-0", "t1", "t2", "t3", "t4")

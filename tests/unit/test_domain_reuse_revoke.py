@@ -1,4 +1,4 @@
-"""Revoked trials: the choice of the trial and of the idle job, and races of the revoke."""
+"""Revoked trials: which trial is revoked, which idle job receives it, and events that occur during a revoke."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from trial_keeper.wire.reasons import ExitReason
 
 @pytest.fixture
 def revocable() -> SimulatedReuse:
-    """No more trials will be created: env-0 runs t1 and has prefetched t2, t3 and t4; env-1 has just run t5."""
+    """A search without further trials: env-0 runs t1 and holds the prefetched trials t2, t3 and t4; env-1 has finished t5."""
     return search_with_revocable_trials()
 
 
@@ -98,7 +98,7 @@ def test_the_last_prefetched_trial_is_revoked_and_dispatched_to_an_idle_job(
     assert len(revocable.dispatched) == 6 + 2
 
 
-def test_an_idle_job_causes_one_revoke_unless_the_tuner_has_not_answered_a_request(
+def test_an_idle_job_causes_one_revoke_but_none_while_a_request_to_the_tuner_is_unanswered(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")
@@ -113,7 +113,7 @@ def test_an_idle_job_causes_one_revoke_unless_the_tuner_has_not_answered_a_reque
     assert search.dispatched[-1] == ("env-1", "t6", None)
 
 
-def test_a_trial_that_starts_during_its_revoke_keeps_running_and_the_idle_job_drains(
+def test_a_trial_that_starts_while_it_is_revoked_keeps_running_and_the_idle_job_drains(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")
@@ -178,7 +178,7 @@ def test_a_late_reclaim_message_for_a_terminal_or_reassigned_trial_is_ignored(
     assert revocable.trial("t3").job_id == "env-1"
 
 
-def test_a_trial_that_is_stopped_during_its_revoke_is_canceled_after_the_reclaim(
+def test_a_stop_request_during_a_revoke_cancels_the_trial_once_it_is_reclaimed(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")

@@ -33,7 +33,7 @@ def running() -> SimulatedReuse:
     return search
 
 
-def test_an_orphaned_attempt_without_a_recorded_end_is_drained_and_restarted(
+def test_a_trial_is_restarted_after_its_orphaned_attempt_is_drained_and_has_no_recorded_end(
     running: SimulatedReuse,
 ) -> None:
     running.report("t0", "1")
@@ -58,7 +58,7 @@ def test_a_job_gets_the_next_trial_after_the_end_of_an_orphaned_attempt_is_found
     assert running.dispatched[-1] == ("env-0", "t1", None)
 
 
-def test_an_orphaned_attempt_of_a_stopping_trial_cancels_the_trial(running: SimulatedReuse) -> None:
+def test_a_stopping_trial_is_canceled_when_its_orphaned_attempt_is_lost(running: SimulatedReuse) -> None:
     running.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 12.0))
     running.handle(AttemptOrphaned(T0))
     running.handle(AttemptLost(T0, 15.0))
@@ -224,10 +224,10 @@ def test_an_orphaned_task_that_the_completion_policy_does_not_need_does_not_dela
     assert team.trial("t0").state is TrialState.SUCCEEDED
 
 
-def test_the_manager_still_counts_earlier_task_ends_after_a_restart(team: SimulatedReuse) -> None:
+def test_a_restarted_manager_still_counts_the_tasks_that_have_already_ended(team: SimulatedReuse) -> None:
     for task in ("worker-0", "worker-1"):
         team.end("t0", task)
-    team.trial("t0").state = TrialState.RUNNING  # This state was stored before the second task ended.
+    team.trial("t0").state = TrialState.RUNNING  # The state RUNNING was stored before the second task ended.
     team.trial("t0").run.reason = None
     before = team.experiment
     after = SimulatedReuse.__new__(SimulatedReuse)

@@ -32,7 +32,7 @@ def test_the_problem_report_stays_unchanged_while_the_problem_lasts(transports: 
     assert transports.problem(100 + LATE) == transports.problem(1e6)
 
 
-def test_a_connecting_keeper_ends_only_the_problem_of_its_job(transports: TransportTracker) -> None:
+def test_the_end_of_a_job_ends_only_the_problem_of_that_job(transports: TransportTracker) -> None:
     transports.forget("first")
     assert transports.problem(100 + LATE) == ""
     assert "job second" in transports.problem(110 + LATE)
@@ -98,7 +98,7 @@ def test_a_job_seen_on_storage_is_not_silent_and_a_removed_job_is_not_tracked(
     assert transports.problem(1e6) == ""
 
 
-def test_the_problem_names_the_reuse_setting_if_jobs_need_a_connection(
+def test_the_problem_report_suggests_to_disable_reuse_if_jobs_need_a_connection(
     transports: TransportTracker,
 ) -> None:
     transports.needs_network = True

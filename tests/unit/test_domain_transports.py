@@ -55,7 +55,7 @@ def test_the_transport_transition_table_has_exactly_the_expected_rows() -> None:
     ]
 
 
-def test_a_never_connected_job_is_polled_regularly_after_the_reconnect_grace_period(
+def test_a_job_that_never_connected_is_polled_regularly_after_the_reconnect_grace_period(
     transports,
 ) -> None:
     assert transports.next_poll_at_s() == 100 + RECONNECT_GRACE_S
@@ -91,7 +91,7 @@ def test_a_keeper_that_stays_disconnected_is_polled_until_it_reconnects(transpor
     transports.connected(JOB, TASK, 211)
     assert not transports.polls_storage(JOB, TASK, 1e6)
     assert polls(transports, 211, 10_000) == []
-    transports.found(JOB, TASK, 212, has_new_data=True)  # This poll started before the connection.
+    transports.found(JOB, TASK, 212, has_new_data=True)  # This poll started before the keeper connected.
     assert transports.last_seen(JOB).transport is Transport.GRPC
 
 
@@ -143,7 +143,7 @@ def test_the_last_seen_time_of_a_job_is_the_arrival_time_of_its_latest_new_data(
     assert transports.last_seen(JOB) == LastSeen(Transport.GRPC, 140)
 
 
-def test_polls_of_a_thousand_silent_jobs_alternate_within_the_rate_limit() -> None:
+def test_a_thousand_silent_jobs_are_polled_in_turn_within_the_rate_limit() -> None:
     transports = TransportTracker()
     for number in range(1000):
         transports.track(f"job{number}", 0.0)

@@ -32,8 +32,8 @@ FIRST, SECOND = AttemptKey("abcde", attempt_id(0), "main"), AttemptKey("abcde", 
 @pytest.fixture
 def a_trial() -> Callable[..., Trial]:
     def make(attempt: int | None = None, run: Mapping[str, Any] = NOTHING, **fields: Any) -> Trial:
-        """A trial whose attempts up to number `attempt` are registered, or only the first attempt. `run` has fields of the
-        trial's run.
+        """A trial with the registered attempts 0 to `attempt`, or only attempt 0 if `attempt` is None. `run` contains fields of
+        the trial's run.
         """
         own = TrialRun(attempt, **run)
         trial = Trial("abcde", 0, {"lr": 0.1}, {}, 100.0, job_id="abcde", run=own, **fields)
@@ -138,7 +138,7 @@ def test_the_end_reason_of_a_stopped_trial_is_the_reason_of_the_stop_request(a_t
     assert (trial.run.reason, trial.state) == (ExitReason.EARLY_STOPPED, TrialState.EARLY_STOPPED)
 
 
-def test_a_trial_that_exits_with_0_before_the_stop_arrives_succeeds(a_trial) -> None:
+def test_a_trial_succeeds_if_it_exits_with_0_before_the_stop_request_arrives(a_trial) -> None:
     trial = a_trial(state=S, attempt=0, stop_reason=ExitReason.STOPPED_BY_USER)
     trial.finished(an_end(ExitReason.SUCCEEDED))
     trial.apply(TrialEvent.CLOSED)
@@ -163,7 +163,9 @@ def with_result(a_trial, stop_reason: ExitReason | None, final_offset: int | Non
 
 @pytest.mark.parametrize("reason", STOPPED)
 @pytest.mark.parametrize("code", [0, 1, 137, 143])
-def test_a_trial_with_a_final_result_before_the_stop_succeeds(a_trial, reason: ExitReason, code: int) -> None:
+def test_a_trial_succeeds_if_it_reported_a_final_result_before_the_stop(
+    a_trial, reason: ExitReason, code: int
+) -> None:
     trial = with_result(a_trial, reason)
     trial.finished(an_end(reason, code, metrics_size_at_stop=101))
     trial.apply(TrialEvent.CLOSED)
@@ -190,7 +192,7 @@ def test_a_final_result_after_the_stop_is_kept_for_a_stopped_trial(
 
 
 @pytest.mark.parametrize(("size", "state"), [(101, TrialState.SUCCEEDED), (100, TrialState.FAILED)])
-def test_a_trial_that_the_cluster_stops_after_the_final_result_succeeds(a_trial, size, state) -> None:
+def test_a_trial_succeeds_if_the_cluster_stops_it_after_the_final_result(a_trial, size, state) -> None:
     trial = with_result(a_trial, None)
     trial.finished(an_end(ExitReason.JOB_LOST, 143, metrics_size_at_stop=size))
     trial.apply(TrialEvent.CLOSED)
@@ -389,7 +391,7 @@ def test_a_resume_restores_the_current_attempt_of_each_task(a_trial) -> None:
     assert [each.key for each in trial.attempts.values()] == keys
 
 
-def test_a_lost_attempt_is_replaced_even_if_the_next_attempt_has_a_slow_clock(a_trial) -> None:
+def test_a_lost_attempt_is_replaced_even_if_the_clock_of_the_next_attempt_is_behind(a_trial) -> None:
     trial = a_trial(0, SPENT, state=R)
     trial.registered = Attempts()
     trial.attempts = {"main": trial.registered.add(SECOND)}

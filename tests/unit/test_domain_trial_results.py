@@ -115,7 +115,7 @@ def test_the_best_trial_has_the_highest_or_the_lowest_result(maximize: bool, bes
 
 
 @pytest.mark.parametrize("maximize", [True, False])
-def test_the_leaderboard_keeps_ten_best_trials_and_ranks_equal_trials_by_their_age(
+def test_the_leaderboard_keeps_the_ten_best_trials_and_lists_the_older_of_equal_trials_first(
     maximize: bool,
 ) -> None:
     search = new_search(concurrency=1, max_trials=None, objectives=MAXIMIZE if maximize else MINIMIZE)

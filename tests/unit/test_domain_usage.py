@@ -38,7 +38,7 @@ def test_the_peak_usage_of_a_resource_is_the_highest_sample(usages: list[Usage])
 
 
 @given(USAGES)
-def test_repeated_usage_does_not_raise_the_peak(usages: list[Usage]) -> None:
+def test_a_repeated_usage_report_does_not_raise_the_peak(usages: list[Usage]) -> None:
     peak = peak_of(usages)
     assert all(peak.merge_max(usage) == peak for usage in usages)
 

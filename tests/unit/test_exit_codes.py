@@ -19,7 +19,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("code", KeeperExit, ids=lambda code: code.name)
-def test_the_exit_code_page_has_the_meaning_and_remedy_of_every_code(code: KeeperExit):
+def test_the_exit_code_page_describes_the_meaning_and_the_remedy_of_every_code(code: KeeperExit):
     assert f"| {int(code)} | {code.name} | {code.meaning} | {code.remedy} |" in PAGE.read_text().splitlines()
 
 
@@ -56,7 +56,7 @@ def test_a_keeper_exit_code_maps_to_the_exit_reason_of_the_trial(
     assert KeeperExit(kind.exit_code).reason is reason
 
 
-def test_the_exit_code_of_a_signal_is_128_plus_its_number():
+def test_the_exit_code_of_a_process_killed_by_a_signal_is_128_plus_the_signal_number():
     assert of_signal(signal.SIGKILL) == 137
 
 
@@ -66,13 +66,13 @@ def test_every_keeper_error_has_a_keeper_exit_code(kind: type[errors.KeeperError
 
 
 def test_every_keeper_exit_code_has_an_error_class():
-    # The keeper exits with these codes without an exception.
+    # With the exit codes in `decided`, the keeper exits without an exception.
     decided = {KeeperExit.REFUSED, KeeperExit.TAINTED, KeeperExit.MANAGER_UNREACHABLE}
-    without_a_keeper = {KeeperExit.MISSING}  # the job's script exits with this code
+    without_a_keeper = {KeeperExit.MISSING}  # the script of the job exits with MISSING
     assert {kind.exit_code for kind in ERRORS} == set(KeeperExit) - decided - without_a_keeper
 
 
-def test_every_keeper_error_is_a_user_error_a_retryable_error_or_a_bug():
+def test_every_keeper_error_is_a_user_error_or_a_retryable_error_or_a_bug():
     kinds = (errors.KeeperUserError, errors.KeeperRetryableError, errors.KeeperBug)
     assert all(issubclass(kind, kinds) for kind in ERRORS if kind is not errors.KeeperError)
 

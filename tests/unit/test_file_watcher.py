@@ -159,7 +159,7 @@ def test_a_file_in_its_cooldown_does_not_delay_reports_of_another_file(watcher, 
     loop.run_until_complete(waiting())
 
 
-def test_a_thousand_writes_queue_one_inotify_event(watcher, file):
+def test_a_thousand_writes_queue_a_single_write_event_of_inotify(watcher, file):
     for _ in range(1000):
         append(file)
     waiting_bytes = array.array("i", [0])
@@ -187,7 +187,7 @@ def test_a_write_through_a_memory_mapping_is_found_by_the_slow_poll(watcher, fil
         assert 0.5 * SLOW_POLL_S <= wait(watcher, longest_s=SLOW_POLL_S) <= 10
 
 
-def test_the_method_poll_now_ends_a_pending_wait(watcher, loop):
+def test_an_explicit_request_for_a_poll_ends_a_pending_wait(watcher, loop):
     async def waiting():
         waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)

@@ -84,14 +84,18 @@ def test_the_features_do_not_depend_on_the_positions_of_inactive_dimensions():
     ("raw", "position", "centre"),
     [
         ({"_type": "randint", "_value": [0, 4]}, 0.3, 0.375),
-        # The cell of 0 is half as wide as the other cells: it extends from 0 to 0.5.
+        # The values that are rounded to 0 form a cell that is half as wide as the other cells: it extends from 0 to 0.5.
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.01, 0.0625),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.3, 0.25),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 1.0, 0.9375),
         # Values up to 50 are rounded to 1, larger values to 100.
         ({"_type": "qloguniform", "_value": [1, 100, 100]}, 0.1, 0.424742),
         ({"_type": "qnormal", "_value": [0, 1, 100]}, 0.9, 0.5),
-        ({"_type": "qlognormal", "_value": [0, 1, 2]}, 0.2, 0.25),  # The cell of 0 ends at e^0, the median.
+        (
+            {"_type": "qlognormal", "_value": [0, 1, 2]},
+            0.2,
+            0.25,
+        ),  # Values up to e^0, the median, are rounded to 0.
     ],
 )
 def test_the_feature_of_a_quantised_value_is_the_centre_of_its_cell(raw, position, centre):
@@ -122,7 +126,7 @@ def test_features_are_option_indices_of_choices_and_positions_of_numbers(raw, se
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_positions_of_draws_yield_the_drawn_parameters(raw, seed):
+def test_the_positions_of_draws_are_converted_back_into_the_drawn_parameters(raw, seed):
     parameters, draws = drawn(raw, seed)
     again = parameters_at(raw, flattened(raw).positions_of(draws))
     assert leaves(again) == pytest.approx(leaves(parameters), rel=1e-6, abs=1e-6)
@@ -165,7 +169,7 @@ def test_the_centre_of_a_quantisation_cell_yields_the_quantised_value(raw, seed)
 
 
 def leaves(value):
-    """The leaves of nested parameters: numbers by their path; other values as part of the key."""
+    """A dict of the leaves of nested parameters. A number has its path as key; any other value becomes a part of its key."""
     if isinstance(value, dict):
         return {f"{key}.{inner}": leaf for key, each in value.items() for inner, leaf in leaves(each).items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

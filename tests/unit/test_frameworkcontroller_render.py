@@ -157,7 +157,7 @@ def test_the_termination_grace_period_leaves_time_for_the_trial_and_its_report()
     assert pod["spec"]["terminationGracePeriodSeconds"] >= SETTINGS.grace_s + 10
 
 
-def test_a_role_without_min_failed_tasks_is_rendered_with_the_value_minus_one():
+def test_an_unset_minimum_of_failed_tasks_is_rendered_as_minus_one():
     assert FrameworkController(TEAM).completion.roles == (
         TaskRole("ps", 1, 1, -1),
         TaskRole("worker", 2, 1, 2),

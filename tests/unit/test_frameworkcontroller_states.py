@@ -60,7 +60,7 @@ def changed(code=3, reason="Error", **pod):
     return framework
 
 
-def test_the_first_ended_status_of_the_recorded_framework_has_the_state_completed():
+def test_completed_is_the_first_state_of_the_recorded_framework_that_maps_to_ended():
     pod_status = [row[1] for row in json.loads(GOLDEN.read_text())["frameworks"] if row[1]]
     assert set(pod_status) <= set(STAGES)
     ends = [OPERATOR.stage_of({"status": {"state": word}}) is Stage.ENDED for word in pod_status]
@@ -94,7 +94,9 @@ def test_a_failed_framework_reports_exit_code_and_message_of_the_deciding_task()
         (changed(-1, containers=[], reason="Evicted"), ExitReason.KEEPER_LOST, None),
     ],
 )
-def test_oom_killed_evicted_and_lost_tasks_have_different_exit_reasons(framework, reason, exit_code):
+def test_tasks_that_were_oom_killed_or_evicted_or_lost_have_different_exit_reasons(
+    framework, reason, exit_code
+):
     verdict = OPERATOR.verdict_of(framework, {})
     assert (verdict.reason, verdict.exit_code) == (reason, exit_code)
 
@@ -134,7 +136,7 @@ def waiting(reason, message=""):
         ({"status": {"phase": "Running", "containerStatuses": waiting("CrashLoopBackOff")}}, ""),
     ],
 )
-def test_the_pending_reason_of_a_pod_is_its_container_or_scheduling_problem(pod, why):
+def test_the_pending_reason_of_a_pod_is_the_problem_of_its_container_or_of_its_scheduling(pod, why):
     assert pending_reason(pod) == why
 
 

@@ -97,7 +97,7 @@ def test_the_expected_improvement_equals_the_integral_below_the_best_loss(mean, 
         assert math.exp(found) == pytest.approx(integral, rel=1e-3)
 
 
-def test_the_logarithm_of_the_expected_improvement_is_finite_and_decreasing():
+def test_the_log_expected_improvement_is_finite_and_decreases_with_the_predicted_mean():
     means = np.geomspace(0.01, 1e7, 400)
     found = log_expected_improvement(means, np.ones(400), 0.0)
     assert np.all(np.isfinite(found))

@@ -1,4 +1,4 @@
-"""The list and the curves of all experiments, from their stores."""
+"""The list and the curves of all experiments, read from the stores of the experiments."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""`.nniignore` compared with git, which defines the rules."""
+"""`.nniignore` follows the rules of git's ignore files. The tests compare its result with the result of git."""
 
 import os
 import subprocess
@@ -93,6 +93,6 @@ def test_common_gitignore_patterns_match_the_intended_paths(text, path, is_out):
 
 
 @pytest.mark.parametrize("line", ["!", "\\", "a\\"])
-def test_an_invalid_pattern_is_an_error_with_its_line_number(line):
+def test_the_error_for_an_invalid_pattern_contains_the_line_number(line):
     with pytest.raises(ValueError, match=r"line 2, .* is not a gitignore pattern"):
         IgnoreRules.of("", f"*.log\n{line}\n")

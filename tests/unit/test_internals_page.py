@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "internals.md"
 ROOTS = (ROOT / "manager" / "nni_manager", ROOT)
 MARK = "<!-- generated -->\n"
-# Each table has a module, the prefix of CHANGES and IGNORED in the module, a heading, and the diagram's name for the state None.
+# Each entry has a module, the prefix of CHANGES and IGNORED in that module, a heading, and the name of the state None in the
+# diagram.
 TABLES = [
     ("nni_manager.domain.experiment", "", "Experiment", ""),
     ("nni_manager.domain.trial", "", "Trial", "terminal (by reason)"),
@@ -63,9 +64,8 @@ def section(module: str, prefix: str, heading: str, open_state: str) -> str:
 
 
 def meanings(states: type[Enum]) -> dict[str, str]:
-    """The meaning of each enum member.
-
-    It is the docstring below the member, else its value if that has several words, else empty.
+    """The description of each enum member: the docstring below the member, otherwise its value if the value has several words,
+    otherwise an empty string.
     """
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(states))).body
     assert isinstance(tree, ast.ClassDef)

@@ -24,7 +24,7 @@ HEAD = ["| Key | In NNI's second schema | Value | Description | Default |", "|--
 
 
 def chosen(platform: str, words: str) -> Iterator[tuple[Key, str]]:
-    """The keys of a table. Each key comes with its name in the first schema, without the section of the table."""
+    """The keys of a table, each with its name in the first schema. The names omit the section of the table."""
     keys = keys_on(platform)
     for word in words.split():
         section, all_of = word.removesuffix(EACH).rstrip("."), word.endswith(EACH)

@@ -117,7 +117,7 @@ def test_names_and_labels_identify_the_job_and_contain_no_token(operator_name):
 @pytest.mark.parametrize(
     "operator_name", [operator_name for operator_name in CASES if CASES[operator_name][0].queue]
 )
-def test_a_queue_in_the_experiment_file_adds_a_job_label_and_a_required_object(operator_name):
+def test_a_queue_in_the_experiment_file_adds_a_job_label_and_requires_a_local_queue_object(operator_name):
     assert rendered(operator_name)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     assert "kueue.x-k8s.io/queue-name" not in rendered(operator_name, queue=None)["metadata"]["labels"]
     assert ("LocalQueue", "team") in [
@@ -125,7 +125,7 @@ def test_a_queue_in_the_experiment_file_adds_a_job_label_and_a_required_object(o
     ]
 
 
-def test_a_runtime_kind_in_the_experiment_file_selects_a_namespaced_runtime():
+def test_the_runtime_kind_trainingruntime_selects_a_runtime_of_the_namespace():
     (_, (of_all, name)), ((own, own_name),) = (
         operator("trainjob").required_objects,
         operator("trainjob", runtime="TrainingRuntime/mine", queue=None).required_objects,

@@ -19,7 +19,7 @@ def a_pod(phase="Running", code=None, deleted=None, grace_s=45, conditions=(), *
     """
     meta = {"name": "p-0", "uid": "u", "labels": {"trialId": "aB3dE"}}
     if deleted:
-        # Kubernetes stores the request time plus the grace period of 45 s.
+        # Kubernetes sets deletionTimestamp to the time of the request plus the grace period of 45 s.
         ends_at = (
             deleted.replace("00:00", "00:01")
             .replace(":30Z", ":15Z")
@@ -56,11 +56,11 @@ def disruption(reason, message="so"):
         ("ByANewerCluster", "is ended by the cluster"),
     ],
 )
-def test_the_cause_of_a_disrupted_pod_has_the_condition_reason_and_message(reason, how):
+def test_the_cause_of_a_disrupted_pod_contains_the_reason_and_the_message_of_the_condition(reason, how):
     assert why_ended(a_pod(conditions=[disruption(reason)])) == f"pod p-0 {how}: {reason}: so"
 
 
-def test_the_cause_of_an_evicted_pod_has_the_status_reason_and_message():
+def test_the_cause_of_an_evicted_pod_contains_the_reason_and_the_message_of_its_status():
     pod = a_pod("Failed", reason="Evicted", message="The node was low on\n resource: memory.")
     assert why_ended(pod) == "pod p-0 failed: Evicted: The node was low on resource: memory."
 

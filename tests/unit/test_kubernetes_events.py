@@ -1,4 +1,4 @@
-"""Warning events of a cluster: assignment to jobs, order, and storage."""
+"""Warning events of a cluster: their assignment to jobs, their order, and the cache that stores them."""
 
 from hypothesis import given
 from hypothesis import strategies as st

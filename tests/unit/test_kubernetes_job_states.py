@@ -48,7 +48,7 @@ def test_an_ended_job_never_changes_its_state():
     assert {after for (state, _), after in TRANSITIONS.items() if state is S.ENDED} == {S.ENDED}
 
 
-def test_the_states_that_accept_a_submit_result_are_submitting_ending_and_ended():
+def test_only_the_states_submitting_ending_and_ended_accept_the_result_of_a_submission():
     for answer in (E.SUBMITTED, E.SUBMIT_FAILED, E.REFUSED):
         assert {state for state, event in TRANSITIONS if event is answer} == SUBMITTING | {S.ENDING, S.ENDED}
     assert {state for state in S if a_job(state).is_submitting} == SUBMITTING

@@ -45,7 +45,7 @@ def test_a_preemption_event_does_not_apply_to_a_new_pod_of_the_same_name():
     assert observed.preempted_pod("aB3dE") is None
 
 
-def test_a_job_with_a_preempted_pod_and_another_pod_is_not_reported_as_a_single_pod_job():
+def test_a_preempted_job_with_several_pods_is_not_treated_as_a_single_pod_job():
     observed = ObservedObjects(None, "default", "EXPT")  # type: ignore[arg-type]
     observed.store_pod(disrupted("PreemptionByScheduler"), is_gone=False, is_kept=True)
     other = a_pod(uid="u2")

@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def frozen(folder):
-    """The experiment's lock is held, and its lease is not renewed."""
+    """The lock file of an experiment whose lock is held and whose lease is not renewed."""
     path = folder.path / "owner.lock"
     with OwnerLock(path).owned():
         renewed_s = time.monotonic() - 2 * LEASE_TTL_S
@@ -37,7 +37,9 @@ def test_the_lease_of_a_local_holder_expires_when_its_last_renewal_is_too_old(tm
     path, holder = tmp_path / "owner.lock", LeaseHolder.here()
     path.touch()
     write_record(path, LeaseRecord(holder, 1, time.monotonic()))
-    assert not is_expired(path, LONG_S)  # The file is not polled: a poll would take LONG_S.
+    assert not is_expired(
+        path, LONG_S
+    )  # `is_expired` does not wait for a change of the file: the wait would last LONG_S.
     write_record(path, LeaseRecord(holder, 1, time.monotonic() - 2.0))
     assert is_expired(path, 1.0)
     assert not is_expired(path, LONG_S)

@@ -26,7 +26,7 @@ def test_the_leftover_jobs_file_exists_only_while_jobs_may_be_left(folder):
 
 
 @pytest.mark.parametrize("content", [b"", b'{"aB3', b"\xff", b"[]"])
-def test_a_damaged_leftover_jobs_file_is_reported_with_the_remedy(folder, content):
+def test_the_error_for_a_damaged_leftover_jobs_file_contains_the_remedy(folder, content):
     folder.leftover_jobs.write_bytes(content)
     with pytest.raises(
         FolderUnreadable, match=r"leftover-jobs\.json: it is damaged; look for jobs of abc11111"

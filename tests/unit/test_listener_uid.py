@@ -1,4 +1,4 @@
-"""The kernel's uid of a loopback listener distinguishes this user's programs from those of other users."""
+"""The uid that the kernel records for a loopback listener distinguishes this user's programs from those of other users."""
 
 import itertools
 import os
@@ -107,7 +107,7 @@ def test_listeners_are_not_verified_if_the_kernel_has_no_socket_tables(monkeypat
         verify_listener_uid("127.0.0.1", port)
 
 
-# ---- the client's end of a connection
+# ---- the client side of a connection
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
@@ -181,7 +181,9 @@ def test_the_client_uid_is_unknown_if_the_kernel_does_not_support_socket_queries
 @pytest.fixture
 def unix_address(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
-        folder = Path(tempfile.mkdtemp(dir="/tmp"))  # the path of a test's own folder may be too long
+        folder = Path(
+            tempfile.mkdtemp(dir="/tmp")
+        )  # a path below `tmp_path` may be too long for a Unix socket
         listener.bind(str(folder / "socket"))
         listener.listen()
         yield f"unix:{folder}/socket"

@@ -89,7 +89,7 @@ def test_making_a_canonical_copy_does_not_change_the_configuration(tmp_path, mon
         ("trainingServicePlatform: local\ntrialConcurrency: x\n", ConfigInvalid, "trialConcurrency"),
     ],
 )
-def test_an_invalid_file_is_refused_with_the_reason(tmp_path, text, error, message):
+def test_the_error_for_an_invalid_file_contains_the_reason(tmp_path, text, error, message):
     (tmp_path / "exp.yml").write_text(text)
     with pytest.raises(error, match=message):
         ExperimentConfig.load(tmp_path / "exp.yml")

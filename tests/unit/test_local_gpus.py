@@ -45,7 +45,7 @@ def test_the_gpu_view_shows_the_jobs_on_each_gpu_and_whether_other_programs_use_
     assert shares.shown(in_use=None)[0].has_other_programs is None
 
 
-def test_too_many_requested_gpus_are_refused_with_the_requested_and_the_available_number():
+def test_the_error_for_too_many_requested_gpus_contains_the_requested_and_the_available_number():
     with pytest.raises(UserError, match=r"gpuNum is 2 and the experiment may use 1"):
         GpuShares.of(LocalSection(), 2, present=(0,))
     with pytest.raises(UserError, match=r"GPU 7 does not exist"):

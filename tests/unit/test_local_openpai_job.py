@@ -81,7 +81,7 @@ def test_a_task_without_a_gang_starts_before_other_tasks_have_an_allocation():
     assert len(played.of(StartContainer)) == 2
 
 
-def test_a_job_reports_running_once_when_its_first_task_runs():
+def test_a_job_reports_the_state_running_exactly_once_when_its_first_task_runs():
     played = Played(a_plan()).begin()
     assert played.job.attempt.state is State.RUNNING
     assert played.changes == [Change.RUNNING]
@@ -123,7 +123,7 @@ def test_the_first_failed_task_fails_the_job_after_the_remaining_tasks_stop():
     assert played.states() == [State.FAILED, State.STOPPED]
 
 
-def test_a_task_killed_after_the_job_succeeded_is_reported_as_stopped():
+def test_a_task_that_is_killed_after_the_job_has_succeeded_is_reported_as_stopped():
     played = Played(a_plan(a_role("ps", 1), a_role("worker", 1, min_succeeded=1))).begin()
     played.ends(0, 0)
     played.ends(0, 137, "ps")

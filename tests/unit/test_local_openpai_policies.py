@@ -146,14 +146,14 @@ def judged(min_failed, min_succeeded, tasks, found):
     return verdict([("worker", CompletionPolicy(min_failed, min_succeeded))], tasks, found)
 
 
-def test_a_job_fails_with_the_exit_code_of_the_failed_task_that_reaches_the_limit():
+def test_a_job_fails_with_the_exit_code_of_the_task_whose_failure_reaches_the_limit():
     decided = judged(2, -1, 4, ends(255, 0, 232))
     assert decided.exit.code == 232
     assert decided.trigger.message == "FailedTaskCount 2 has reached MinFailedTaskCount 2 in the TaskRole"
     assert (decided.trigger.role, decided.trigger.index) == ("worker", 2)
 
 
-def test_a_job_succeeds_once_enough_tasks_have_succeeded_even_if_other_tasks_run():
+def test_a_job_succeeds_once_enough_tasks_have_succeeded_even_if_other_tasks_still_run():
     decided = judged(1, 1, 3, ends(0))
     assert decided.exit.code == 0
     assert (
@@ -225,7 +225,7 @@ def test_a_port_in_use_is_replaced_by_the_next_free_port():
 
 
 @given(st.text(), st.dictionaries(st.sampled_from("abc"), st.integers(-1, 5)), st.integers(15, 40))
-def test_ports_are_distinct_free_and_within_the_range(container_id, wanted, size):
+def test_chosen_ports_are_distinct_and_free_and_within_the_range(container_id, wanted, size):
     free = {1000 + step for step in range(size)} - {1003, 1007}
     chosen = (
         chosen_ports(container_id, wanted, 1000, 1000 + size, free.__contains__)
@@ -237,7 +237,7 @@ def test_ports_are_distinct_free_and_within_the_range(container_id, wanted, size
     assert free.issuperset(ports)
 
 
-def test_a_port_range_without_enough_free_ports_raises():
+def test_a_port_range_without_enough_free_ports_raises_an_error():
     with pytest.raises(PortsExhausted):
         chosen_ports("c", {"http": 2}, 1000, 1001, lambda _: True)
 
@@ -293,7 +293,7 @@ def test_a_request_that_leaves_the_queue_unblocks_the_next_request():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 100), st.integers(0, 2)), max_size=12), st.data())
-def test_queued_containers_start_in_order_and_never_use_more_than_the_cluster_has(needs, data):
+def test_queued_containers_start_in_order_and_never_exceed_the_resources_of_the_cluster(needs, data):
     cluster = a_cluster()
     for number, need in enumerate(needs):
         cluster.enqueue(a_request(number, **{f"c{number}": need}))

@@ -40,7 +40,7 @@ def variables(plan, role, index, *only):
     return task_variables(plan, 1, job.tasks[role, index], tuple(job.tasks.values()), "/work")
 
 
-def test_the_keeper_reads_its_task_name_from_the_environment_of_the_cluster():
+def test_the_keeper_reads_its_task_name_from_the_environment_variables_of_the_cluster():
     plan = a_plan(((*WORKER, "resourcePerInstance", "ports"), {"tcp": 1})).plan
     environ = variables(plan, "worker", 1)
     expected = {
@@ -134,7 +134,7 @@ def test_a_job_mounts_the_storages_that_it_names_or_else_the_default_storages(ex
     assert found == mounts
 
 
-def test_each_job_with_job_ssh_has_its_own_key_pair_and_listens_on_loopback():
+def test_each_job_with_jobssh_enabled_has_its_own_key_pair_and_an_sshd_on_loopback():
     extras = {PLUGINS: [{"plugin": "ssh", "parameters": {"jobssh": True}}]}
     first, second = (a_plan(extras=extras).plan for _ in range(2))
     (script,) = first.roles[0].pre

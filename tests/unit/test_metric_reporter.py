@@ -36,7 +36,7 @@ def test_the_final_result_is_the_last_or_best_value_and_is_reported_once(folder,
     assert reported(folder) == [("PERIODICAL", 3), ("PERIODICAL", 1), ("PERIODICAL", 2), ("FINAL", final)]
 
 
-def test_an_invalid_value_of_the_argument_best_is_refused():
+def test_the_argument_best_accepts_only_min_max_and_none():
     with pytest.raises(ValueError, match=r"cannot use best='maximum'.*write 'min', 'max', or None"):
         MetricReporter("auc", "maximum")
 

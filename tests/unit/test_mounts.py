@@ -47,7 +47,9 @@ def test_the_error_for_an_export_without_a_mount_contains_the_mount_command():
         folder_of_export("nas.example", "/nni")
 
 
-def test_a_missing_folder_below_a_mounted_export_is_reported_with_the_mkdir_command(tmp_path, monkeypatch):
+def test_the_error_for_a_missing_folder_below_a_mounted_export_contains_the_mkdir_command(
+    tmp_path, monkeypatch
+):
     table = tmp_path / "mountinfo"
     table.write_text(TABLE.replace("/mnt/nni", str(tmp_path)))
     monkeypatch.setattr(mounts, "_MOUNTS", table)

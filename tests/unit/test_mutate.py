@@ -57,7 +57,7 @@ def test_each_kind_of_statement_has_its_expected_mutant(before, after):
     ],
     ids=["numbers with names", "decorators", "log lines", "__init__", "types", "f-strings", "texts", "None"],
 )
-def test_string_constants_decorators_types_and_log_lines_have_no_mutants(source):
+def test_no_mutants_are_made_of_string_constants_or_decorators_or_types_or_log_lines(source):
     assert changes(source) == []
 
 
@@ -71,7 +71,7 @@ def test_the_seed_determines_the_sample_of_mutants(tmp_path):
     assert mutate.sampled(tmp_path, ["."], 1000, 1, only="other") == []
 
 
-def test_the_explanation_of_a_surviving_mutant_is_parsed_with_file_and_changed_lines():
+def test_the_explanation_of_a_surviving_mutant_is_assigned_to_its_file_and_its_changed_line():
     text = "# why\n\nm.py\n- a < b\n+ a <= b\nBoth are\nthe same.\n\nn.py\n- a\n+ b\nNo.\n"
     assert mutate.explanations(text) == {
         ("m.py", "a < b", "a <= b"): "Both are the same.",

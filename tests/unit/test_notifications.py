@@ -34,7 +34,9 @@ def a_trial(state, number=0, message=""):
         ),
     ],
 )
-def test_a_notification_of_an_end_is_sent_once_and_again_after_a_resume(state, error, event, text):
+def test_the_end_of_an_experiment_causes_one_notification_and_another_one_after_a_resume(
+    state, error, event, text
+):
     notifications = Notifications((), E.INITIALIZED)
     assert notifications.of_state(E.RUNNING, "") is None
     for _ in range(2):

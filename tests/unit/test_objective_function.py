@@ -1,4 +1,4 @@
-"""Objective functions in trials: imported or copied, and the modules that are imported in advance."""
+"""Objective functions in trials: how they are imported or pickled, and which modules are imported in advance."""
 
 import collections
 import functools
@@ -91,7 +91,7 @@ def test_a_pickled_function_lists_the_installed_modules_to_import_in_advance():
     assert set(made.modules) == {"cloudpickle", "numpy", "yaml.loader", "json"}
 
 
-def test_an_experiment_with_an_objective_function_uses_reuse_and_warm_imports_by_default(module):
+def test_an_objective_function_enables_job_reuse_and_warm_imports_by_default(module):
     made = ObjectiveFunction.of(module.whole)
     experiment = Experiment("local")
     experiment.config.warm_imports = ["decimal"]
@@ -117,7 +117,7 @@ def test_the_offline_check_of_an_objective_function_accepts_a_script_in_the_code
     platform_of(ObjectiveFunction.of(module.whole).applied_to(config).checked()).check_offline()
 
 
-def test_annotations_and_a_command_are_refused_with_an_objective_function(module):
+def test_an_objective_function_together_with_annotations_or_a_command_is_refused(module):
     made = ObjectiveFunction.of(module.whole)
     for name, value in (("trial_command", "python3 train.py"), ("use_annotation", True)):
         experiment = Experiment("local")

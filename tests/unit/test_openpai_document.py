@@ -141,7 +141,7 @@ def test_a_job_text_is_parsed_to_the_value_that_js_yaml_returns(text, value):
         ("a: {b: 1", "line 1, column 4: cannot read the job: expected ',' or '}'"),
     ],
 )
-def test_an_unreadable_text_is_refused_with_line_and_column(text, message):
+def test_the_error_for_an_unreadable_text_contains_the_line_and_the_column(text, message):
     assert refusal(text).startswith(message)
 
 
@@ -181,7 +181,7 @@ def test_a_hostile_text_is_parsed_or_refused_in_bounded_time(text):
 
 
 @given(st.text(alphabet="ab:-?[]{},&*!|>%@'\"#<~ \t\n019.", max_size=60))
-def test_any_text_is_parsed_or_refused_with_a_position(text):
+def test_any_text_is_parsed_or_causes_an_error_that_contains_a_position(text):
     assert read_or_refused(text)
 
 

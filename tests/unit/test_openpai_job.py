@@ -59,7 +59,7 @@ def rendered(config, keeper=SETTINGS):
 
 
 def environ_of(script, folder):
-    """The environment variables of the keeper in run.sh when bash runs the script of a task."""
+    """The `TRIAL_KEEPER_` variables that the script of a task passes to run.sh."""
     run = folder / "run.sh"
     run.write_text('env -0 > "${BASH_SOURCE[0]%/*}/environ"\n')
     done = subprocess.run(
@@ -100,7 +100,7 @@ def test_the_job_of_a_trial_has_the_values_that_nni_sets():
         ("/data", {"name": "confignfs-data", "mountPath": "/data"}),
     ],
 )
-def test_the_storage_is_mounted_at_the_path_of_the_experiment_file(mount, storage):
+def test_the_storage_is_mounted_at_the_path_that_the_experiment_file_sets(mount, storage):
     assert template_of(pai(mount=mount)).job.extras["storages"] == [storage]
 
 
@@ -175,7 +175,7 @@ def test_a_job_file_keeps_unknown_keys_and_gets_a_new_name():
     assert values["prerequisites"] == job["prerequisites"]
 
 
-def test_each_role_of_a_job_file_has_a_keeper_with_the_roles_command(tmp_path):
+def test_each_role_of_a_job_file_runs_a_keeper_that_receives_the_command_of_the_role(tmp_path):
     job = a_job(
         (
             ("taskRoles", "ps"),
@@ -213,7 +213,7 @@ def test_openpai_templates_are_expanded_in_the_commands_of_a_job_file(tmp_path):
     assert command == f"train 0.0001 '{awkward}' w'o"
 
 
-def test_an_invalid_job_file_is_refused_with_its_line_number():
+def test_the_error_for_an_invalid_job_file_contains_the_line_number():
     with pytest.raises(ProtocolInvalid, match=r"job\.yml:\d+:\d+: cannot use taskRoles\.worker\.dockerImage"):
         template_of(with_job_file(a_job((("taskRoles", "worker", "dockerImage"), "none"), extras=STORAGE)))
 
@@ -313,7 +313,7 @@ def run_script(folder, keeper, **environ):
     )
 
 
-def test_the_keeper_runs_in_the_workspace(tmp_path):
+def test_run_sh_starts_the_keeper_in_the_workspace_folder(tmp_path):
     done = run_script(tmp_path, "pwd")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path}\n", "")
 
@@ -349,7 +349,7 @@ def test_the_keeper_receives_a_signal_to_the_process_group_of_a_task_only_once(t
     assert task.returncode == 7
 
 
-def test_a_container_without_a_keeper_exits_with_code_115_and_a_remedy(tmp_path):
+def test_a_container_without_a_keeper_prints_a_remedy_and_exits_with_code_115(tmp_path):
     done = run_script(tmp_path, None)
     assert done.returncode == 115
     assert (

@@ -123,7 +123,7 @@ def test_the_response_to_a_semantic_error_is_plain_text():
     assert "there is no deployment named" in str(caught.value)
 
 
-def test_a_cycle_of_prerequisites_is_reported_with_its_members():
+def test_the_error_for_a_cycle_of_prerequisites_names_the_prerequisites_in_the_cycle():
     job = a_job(
         (("prerequisites", 1, "require"), ["s"]),
         (("prerequisites", 2, "require"), ["o"]),
@@ -218,7 +218,9 @@ def test_every_supported_key_of_a_job_is_parsed():
         ({"minFailedInstances": 3, "minSucceededInstances": 2}, JobCompletion(3, 2)),
     ],
 )
-def test_missing_null_and_zero_instance_counts_select_the_default_completion_policy(completion, effective):
+def test_instance_counts_that_are_missing_or_null_or_zero_select_the_default_completion_policy(
+    completion, effective
+):
     job = parse(text_of(a_job(((*WORKER, "completion"), completion), ((*WORKER, "instances"), 4))))
     assert job.task_roles[0].completion == effective
 

@@ -64,7 +64,7 @@ def rendered_text(path):
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_documented_example_jobs_render_to_their_golden_files(path):
+def test_the_rendered_example_jobs_of_the_documentation_match_their_golden_files(path):
     assert rendered_text(path) == path.with_suffix(".txt").read_text()
 
 
@@ -149,14 +149,14 @@ def test_an_undefined_reference_stays_as_text_and_causes_one_warning():
         (["<%= | | =%>"], "taskRoles.worker.commands[0]: <%= would change the tag delimiters; remove it"),
     ],
 )
-def test_an_invalid_template_is_refused_with_the_position_of_its_command(commands, message):
+def test_the_error_for_an_invalid_template_contains_the_position_of_its_command(commands, message):
     with pytest.raises(ProtocolInvalid) as caught:
         rendered(((*WORKER, "commands"), commands))
     assert messages(caught) == [f"cannot use {message}"]
     assert caught.value.diagnostics[0].line > 1
 
 
-def test_an_invalid_template_in_a_deployment_is_reported_with_the_key_of_the_deployment():
+def test_the_error_for_an_invalid_template_in_a_deployment_contains_the_key_of_the_deployment():
     deployments = [{"name": "a", "taskRoles": {"worker": {"postCommands": ["x", "<% y"]}}}]
     with pytest.raises(ProtocolInvalid) as caught:
         rendered(deployments=deployments, defaults={"deployment": "a"})
@@ -367,7 +367,7 @@ def test_the_ssh_barrier_waits_for_the_configured_time():
         scripts(**ssh(jobssh=True, sshbarrier=True, sshbarrierTimeout="soon"))
 
 
-def test_job_ssh_without_gang_allocation_is_ignored_with_a_warning():
+def test_jobssh_without_gang_allocation_is_ignored_with_a_warning():
     call = {"plugin": "ssh", "parameters": {"jobssh": True}}
     job = rendered(**with_plugins(call, gangAllocation=False))
     assert job.roles[0].scripts.pre == []

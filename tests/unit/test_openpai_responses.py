@@ -53,7 +53,7 @@ def test_a_listed_job_has_all_keys_of_openpai_and_times_in_milliseconds():
     }
 
 
-def test_a_failed_job_has_its_exit_reason_in_the_job_and_in_the_task():
+def test_the_exit_reason_of_a_failed_job_is_reported_for_the_job_and_for_its_task():
     picture = a_failed_job()
     document = response_bodies.detail(picture)
     assert (document["name"], document["tags"], document["debugId"]) == ("job", ["a"], picture.job.debug_id)
@@ -161,7 +161,7 @@ def test_the_capacity_of_a_virtual_cluster_is_a_percentage_of_gpus_or_else_of_cp
     )
 
 
-def test_the_description_of_a_storage_has_its_path_and_whether_it_is_mounted():
+def test_the_description_of_a_storage_shows_its_path_and_whether_it_is_mounted():
     document = response_bodies.storage_detail(
         StorageSettings("team", Path("/srv/team"), True, True), is_mounted=False
     )

@@ -64,7 +64,7 @@ def test_a_date_is_parsed_as_a_date_object():
     assert resolved("2020-01-01") == Date(datetime(2020, 1, 1, tzinfo=timezone.utc))
 
 
-def test_a_date_out_of_range_raises():
+def test_a_date_out_of_range_raises_an_error():
     with pytest.raises(OverflowError):
         resolved("9999-99-99")
 
@@ -89,7 +89,7 @@ def test_any_plain_text_can_be_parsed_and_formatted(text):
 
 
 @given(st.text(alphabet="0123456789+-._:eExXbBoOinfaZT", min_size=1, max_size=20))
-def test_a_text_that_resembles_a_number_is_parsed_as_a_number_a_date_or_a_text(text):
+def test_a_text_that_resembles_a_number_is_parsed_as_a_number_or_a_date_or_a_text(text):
     try:
         value = resolved(text)
     except OverflowError:

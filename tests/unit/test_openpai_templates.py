@@ -1,4 +1,4 @@
-"""Templates in both stages: expanded like in OpenPAI, without OpenPAI's bugs."""
+"""Templates are expanded in two stages with the same result as in OpenPAI, but without OpenPAI's bugs."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ MUSTACHE = json.loads((Path(__file__).parents[1] / "golden/openpai/mustache.json
 
 
 @pytest.mark.parametrize(("template", "text"), MUSTACHE["rows"], ids=[row[0] for row in MUSTACHE["rows"]])
-def test_templates_are_expanded_at_submission_as_by_mustache(template, text):
+def test_the_expansion_at_submission_equals_the_output_of_mustache(template, text):
     if text is None:
         with pytest.raises(TemplateInvalid, match=r"; \w+"):
             fill_at_submission(template, MUSTACHE["variables"])
@@ -46,7 +46,7 @@ def test_a_template_error_has_the_position_of_its_tag():
 
 
 @pytest.mark.parametrize("name", ["toString", "constructor", "__class__", "01", "-1"])
-def test_template_names_of_javascript_methods_and_invalid_indices_are_undefined(name):
+def test_a_template_name_that_is_a_javascript_method_or_has_an_invalid_index_is_undefined(name):
     variables = {"$parameters": {"a": "text", "l": [1]}}
     for template in (
         f"<% $parameters.{name} %>",

@@ -52,7 +52,7 @@ def end_of(forwarder):
     assert not forwarder._thread.is_alive()
 
 
-def test_appended_bytes_are_forwarded_while_the_file_grows_and_at_the_end(pipe, source):
+def test_bytes_are_forwarded_while_the_file_grows_and_once_more_before_the_forwarder_ends(pipe, source):
     forwarder = following(pipe[1], source)
     append(source, b"first")
     forwarder.poll()
@@ -79,7 +79,7 @@ def test_output_larger_than_the_pipe_buffer_is_forwarded_completely(pipe, source
     end_of(forwarder)
 
 
-def test_lines_written_to_the_forwarder_without_a_file_arrive_in_order(pipe):
+def test_lines_written_directly_to_the_forwarder_arrive_in_order(pipe):
     forwarder = OutputForwarder(pipe[1])
     forwarder.write("one\n")
     assert read_exactly(pipe[0], 4) == b"one\n"

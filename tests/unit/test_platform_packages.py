@@ -178,7 +178,7 @@ def test_a_package_and_a_table_row_are_sufficient_to_add_a_platform(folder):
         assert platform_of(stored).check().where == "testbed, which says hi", name
 
 
-def test_an_unknown_key_of_a_platform_section_is_refused_with_a_suggestion(folder):
+def test_the_error_for_an_unknown_key_of_a_platform_section_contains_a_suggestion(folder):
     (folder / "v1.yml").write_text(FILES["v1"].replace("greeting: hi", "greting: hi"))
     with pytest.raises(ConfigInvalid) as caught:
         read_experiment_file(folder / "v1.yml")
@@ -217,7 +217,7 @@ def install(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_a_platform_of_an_installed_package_is_read_in_both_schemas_and_stored(install):
+def test_a_platform_of_an_installed_package_works_in_files_of_both_schemas_and_in_the_store(install):
     package = install("a", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
     assert [(row.name, row.distribution) for row in installed_platforms()] == [("testbed", "a 1.2")]
     assert package not in sys.modules
@@ -253,7 +253,9 @@ def test_an_experiment_is_shown_but_cannot_run_if_its_platform_package_is_absent
         ({}, "ModuleNotFoundError"),
     ],
 )
-def test_a_platform_package_that_fails_to_import_is_reported_with_its_error(install, broken, error):
+def test_the_error_for_a_platform_package_that_fails_to_import_contains_the_import_error(
+    install, broken, error
+):
     install("a", **broken)
     message = rf"cannot use platform testbed: FILE of package_of_a.experiment_file, from a 1.2: {error}.*; update that package"
     with pytest.raises(PlatformUnusable, match=message):

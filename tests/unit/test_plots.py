@@ -24,7 +24,7 @@ def test_a_history_omits_trials_without_a_number_and_shows_the_best_result_so_fa
         assert (results.x, results.y, so_far.y) == ((0, 3, 4), (2, 3, 1), best)
 
 
-def test_parallel_coordinates_have_log_axes_choice_axes_and_axes_of_nested_parameters():
+def test_parallel_coordinates_have_axes_for_log_scales_and_choices_and_nested_parameters():
     trials = [
         trial(0, 1.0, kind="b", lr=0.001, layer={"size": 3}),
         trial(1, 2.0, kind="a", lr=1.0, layer={}),

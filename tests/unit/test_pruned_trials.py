@@ -73,7 +73,7 @@ def test_the_text_about_early_stops_is_empty_if_an_experiment_has_no_assessor(co
     assert (reports_pruned(config), lesson_of_early_stops(config)) == (False, "")
 
 
-def test_a_users_assessor_with_the_name_of_a_pruner_is_not_a_pruner(config):
+def test_a_custom_assessor_with_the_name_of_a_pruner_is_not_treated_as_a_pruner(config):
     own = AssessorConfig("MedianPruner", {}, own=UserClass("mine.MedianPruner"))
     assert not reports_pruned(config.replace(assessor=own))
 

@@ -190,7 +190,7 @@ def test_errors_about_the_command_and_the_port_use_the_names_of_the_python_api(t
     assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]
 
 
-def test_the_import_paths_of_nni_work_after_install_import_aliases():
+def test_the_import_paths_of_nni_work_after_a_call_of_install_import_aliases():
     code = (
         "from nni_sdk.aliases import install_import_aliases as answer; answer(); answer()\n"
         "import sys; import nni; assert 'nni_manager.experiment' not in sys.modules\n"
@@ -209,9 +209,9 @@ def test_the_import_paths_of_nni_work_after_install_import_aliases():
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """The two functions of IPython that the view calls, as in a kernel.
+    """Replaces the two functions of IPython that the view calls, as if in a kernel.
 
-    Returns a list of the displayed outputs and their updates.
+    Returns the list of displayed outputs and their updates.
     """
     shown = []
 
@@ -280,7 +280,7 @@ def test_a_data_frame_of_results_has_a_column_for_each_parameter():
     assert frame_of(RESULTS, metric="loss")["value"].tolist() == [1, 0.5]
 
 
-def test_a_data_frame_without_pandas_raises_with_a_remedy(monkeypatch):
+def test_the_error_for_a_data_frame_without_pandas_contains_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(
         PandasMissing, match=r"run `pip install pandas`, or use list_trial_jobs\(\) or export_data\(\)$"
@@ -309,7 +309,7 @@ def test_the_log_tail_prints_the_complete_lines_that_were_appended_after_its_sta
     assert capsys.readouterr().out == "one\ntwo\n"
 
 
-def test_a_trial_enqueued_before_the_start_is_refused_with_a_remedy():
+def test_a_trial_that_is_enqueued_before_the_experiment_starts_is_refused_with_a_remedy():
     with pytest.raises(
         NotStarted, match=r"call start\(\) first, or write config.initial_trials = \[\{'x': 0.5\}\]$"
     ):

@@ -1,4 +1,4 @@
-"""The configuration of an experiment in Python: equal to a file's configuration, with errors that use Python names."""
+"""The configuration of an experiment in Python. It equals the configuration of a file, and its errors use Python names."""
 
 import copy
 import json
@@ -212,7 +212,7 @@ def test_all_missing_fields_are_reported_together_with_python_examples():
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )  # fmt: skip
-def test_an_invalid_value_is_reported_with_its_field_and_an_example(fields, expected):
+def test_the_error_for_an_invalid_value_contains_its_field_and_an_example(fields, expected):
     assert any(expected in message for message in diagnostics_of(local(**fields)).values())
 
 
@@ -249,7 +249,7 @@ def test_a_value_that_contains_itself_is_refused():
     assert "contains itself" in diagnostics_of(local(search_space=space))["config"]
 
 
-def test_tuples_ranges_paths_and_numpy_numbers_are_accepted():
+def test_tuples_and_ranges_and_paths_and_numpy_numbers_are_accepted():
     space = {
         "lr": {"_type": "choice", "_value": (numpy.float64(0.5), Path("a"))},
         "n": {"_type": "choice", "_value": range(2)},
@@ -300,7 +300,7 @@ def test_a_field_in_the_spelling_of_experiment_files_is_accepted_with_a_warning(
         (lambda: setattr(ExperimentConfig("local"), "assessor", {"nam": "x"}), "cannot set nam of AlgorithmConfig"),
     ],
 )  # fmt: skip
-def test_an_unknown_field_raises_when_it_is_set(write, expected):
+def test_setting_an_unknown_field_raises_an_error(write, expected):
     with pytest.raises(NoSuchField) as caught:
         write()
     assert expected in str(caught.value)
@@ -319,7 +319,7 @@ def test_an_unknown_field_raises_when_it_is_set(write, expected):
         (["local", "remote"], "an experiment runs on one platform; use one of local,"),
     ],
 )
-def test_an_unknown_platform_is_refused_with_a_list_of_supported_platforms(platform, expected):
+def test_the_error_for_an_unknown_platform_lists_the_supported_platforms(platform, expected):
     with pytest.raises(PlatformUnknown) as caught:
         ExperimentConfig(platform)
     assert expected in str(caught.value)

@@ -70,7 +70,7 @@ def spans(data: bytes, garbage: list[Garbage]) -> set[int]:
 
 
 def decode_in_pieces(data: bytes, cuts: list[int]) -> tuple[list[Record], int, list[Garbage]]:
-    """Decode like the manager: each new chunk follows the remainder of the previous chunk."""
+    """Decode like the manager: each new chunk starts with the undecoded bytes of the previous chunk."""
     records: list[Record] = []
     garbage: list[Garbage] = []
     consumed = 0
@@ -345,7 +345,7 @@ def test_a_frame_of_maximum_length_is_read_when_the_newline_arrives_late():
     assert spans(data, garbage) == set(range(5))
 
 
-def test_a_metric_over_the_size_limit_is_refused_with_its_size():
+def test_the_error_for_a_metric_over_the_size_limit_contains_the_size_of_the_metric():
     with pytest.raises(
         MetricTooLong, match=r"^cannot report a metric of 1,\d+,\d+ bytes.*999,999.*NNI_OUTPUT_DIR"
     ):

@@ -91,7 +91,7 @@ def test_a_registry_file_of_nni_is_read_without_the_built_in_algorithms_of_nni()
 
 
 @pytest.mark.parametrize("text", ["[]", "tuners: 1", "tuners: [1]", "tuners: [{builtinName: x}]", "{", ""])
-def test_an_invalid_registry_file_is_reported_once_with_its_path(text):
+def test_an_invalid_registry_file_causes_a_single_error_that_contains_its_path(text):
     registry_file().parent.mkdir(parents=True)
     registry_file().write_text(text)
     with pytest.raises(AlgorithmFileInvalid, match=r"fix or remove .*registered_algorithms\.yml"):

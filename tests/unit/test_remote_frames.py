@@ -30,7 +30,7 @@ def test_an_incomplete_message_is_read_as_none(length):
 @pytest.mark.parametrize(
     "noise", [b"Welcome to this machine!", b"\0\0\0\3\0\0\0\0[1]", b"\0\0\0\3\0\0\0\0{x}"]
 )
-def test_output_that_is_not_a_message_raises_the_exception_frame_invalid(noise):
+def test_output_that_is_not_a_message_raises_an_error(noise):
     with pytest.raises(frames.FrameInvalid, match="cannot read a message"):
         frames.read_frame(io.BytesIO(noise))
 

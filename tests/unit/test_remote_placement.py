@@ -16,7 +16,7 @@ def placements(gpus_per_job=0, **keys):
     return Placements({name: RemoteMachine(name, **keys) for name in "ab"}, gpus_per_job)
 
 
-def test_a_job_goes_to_the_machine_with_the_fewest_jobs_or_else_the_first_in_the_file():
+def test_a_job_goes_to_the_machine_with_the_fewest_jobs_and_in_a_tie_to_the_first_in_the_file():
     some = placements()
     assert [some.take(f"job{number}", [A, B]) for number in range(4)] == ["a", "b", "a", "b"]
     some.release("job1")
@@ -93,7 +93,7 @@ def test_the_error_for_too_few_or_missing_gpus_contains_the_name_of_the_machine(
     )
 
 
-def test_the_output_of_nvidia_smi_is_read():
+def test_the_output_of_nvidia_smi_is_parsed():
     gpus = "0, GPU-aa\n1, GPU-bb\n"
     assert parse(gpus, "GPU-bb\nGPU-bb\n") == MachineGpus((0, 1), (1,))
     assert parse(gpus, "") == MachineGpus((0, 1), ())

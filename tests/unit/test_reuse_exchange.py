@@ -1,6 +1,6 @@
 """The manager and the keepers of reused jobs, connected by simulated streams with delays and disconnections.
 
-The decision code of both sides is real; the test replaces the engine and the host that connect them.
+The decision code of both sides is real; the test replaces the manager's engine and the keeper's host.
 """
 
 from collections import Counter, deque
@@ -228,7 +228,7 @@ class World:
             self.post(manager.KeeperDisconnected(stream.job_id))
 
     def end_job(self, job_id: str, *, is_clean: bool) -> None:
-        """The manager observes the end of a job, and which trials of the job have started according to the workspace."""
+        """The manager observes the end of a job. The workspace shows which trials of the job have started."""
         del self.containers[job_id]
         self.outbox.pop(job_id, None)
         self.post(manager.KeeperDisconnected(job_id))
@@ -327,7 +327,7 @@ class World:
         return [job.job_id for job in jobs if job.state is JobState.IDLE]
 
     def waiting_behind_others(self) -> list[str]:
-        """Prefetched trials according to the containers; the manager may regard some of these trials as started."""
+        """The trials that wait in a container while another trial runs there. The manager may regard some of them as started."""
         return [
             trial_id
             for job in self.experiment.jobs.live.values()
@@ -397,8 +397,10 @@ def test_an_undelivered_trial_is_revoked_and_run_by_an_idle_job() -> None:
     assert (world.running(), world.waiting_behind_others()) == ([unlucky], [])
 
 
-def test_a_trial_prefetched_behind_a_running_trial_of_higher_number_is_revoked_after_a_restart() -> None:
-    """The order of dispatch is not stored: a reclaimed trial may have been dispatched behind a trial with a higher number."""
+def test_after_a_restart_a_prefetched_trial_with_a_lower_number_than_the_running_one_is_revoked() -> None:
+    """The store does not contain the order of dispatch. A reclaimed trial may be dispatched again, after a trial with a higher
+    number.
+    """
     earlier, later = Trial("t3", 3, {}, {}, 0.0, "env-0"), Trial("t9", 9, {}, {}, 0.0, "env-0")
     later.state, later.run.attempt, later.run.started_at_s = TrialState.RUNNING, 0, 1.0
     limits, state = Limits(2, 10, None), ExperimentState.NO_MORE_TRIAL
@@ -425,7 +427,7 @@ class AnyExchange(RuleBasedStateMachine):
         lasted_s=st.sampled_from([0.01, 0.5]),
     )
     def begin(self, max_trials: int, max_trials_of_job: int, lasted_s: float) -> None:
-        """All jobs run a trial and have prefetched trials; then one job has run all of its prefetched trials."""
+        """Let each job run a trial and hold prefetched trials. Then one job runs all of its prefetched trials."""
         self.world = World(max_trials=max_trials, max_trials_of_job=max_trials_of_job)
         self.faults: Counter[str] = Counter()
         self.world.settle()

@@ -1,4 +1,4 @@
-"""The base class of advisors: the manager calls it like a tuner, and it turns calls into commands."""
+"""The base class of advisors, which the manager calls like a tuner. The class turns these calls into commands."""
 
 import enum
 import json
@@ -69,7 +69,7 @@ def test_an_advisor_receives_the_calls_of_tuner_methods_as_commands():
     assert made.handled[-1] == ("import", [{"parameter": {}, "value": 1}])
 
 
-def test_an_advisor_that_answers_late_receives_each_request_only_once():
+def test_an_advisor_that_still_owes_parameters_receives_no_further_request():
     made, delivered = Recording(answers=False), []
 
     def deliver(*given):
@@ -114,7 +114,7 @@ def test_the_intermediate_results_of_each_trial_are_numbered_separately():
     ]
 
 
-def test_an_advisor_stops_a_trial_once_and_receives_its_end_as_early_stopped():
+def test_a_stop_by_an_advisor_is_delivered_once_and_the_trial_end_is_reported_as_early_stopped():
     made = Recording()
     made.update_search_space({})
     made.generate_multiple_parameters([7, 8])
@@ -136,12 +136,12 @@ def test_an_error_command_raises_an_exception():
 
 @pytest.mark.parametrize("name", ["initialize", "request_trial_jobs", "update_search_space", "import_data",
                                   "report_metric_data", "trial_end"])  # fmt: skip
-def test_a_missing_handler_raises_with_the_name_of_the_handler(name):
+def test_the_error_for_a_missing_handler_contains_the_name_of_the_handler(name):
     with pytest.raises(NotImplementedError, match=f"handle_{name}"):
         getattr(MsgDispatcherBase(), f"handle_{name}")({})
 
 
-def test_a_missing_handler_raises_with_a_remedy():
+def test_the_error_for_a_missing_handler_contains_a_remedy():
     with pytest.raises(NotImplementedError, match="its class has no handle_initialize; define this method"):
         MsgDispatcherBase().update_search_space({"x": 1})
 

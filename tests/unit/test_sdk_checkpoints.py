@@ -1,4 +1,6 @@
-"""Checkpoints in the training process: saved completely or not at all, verified before loading, limited in number and size."""
+"""Checkpoints in the training process. A checkpoint is saved completely or not at all, and verified before it is loaded. The
+number and the size of checkpoints are limited.
+"""
 
 import json
 import os
@@ -68,7 +70,7 @@ def saving(text):
     return save
 
 
-def test_a_checkpoint_from_a_file_a_folder_or_a_save_function_is_loaded_unchanged(attempt, tmp_path):
+def test_a_checkpoint_from_a_file_or_a_folder_or_a_save_function_is_loaded_unchanged(attempt, tmp_path):
     attempt()
     model = tmp_path / "model.pt"
     model.write_text("weights")
@@ -85,14 +87,14 @@ def test_a_checkpoint_from_a_file_a_folder_or_a_save_function_is_loaded_unchange
     assert loaded() == "written"
 
 
-def test_load_checkpoint_returns_none_without_a_checkpoint(attempt):
+def test_load_checkpoint_returns_none_if_there_is_no_checkpoint(attempt):
     folder = attempt()
     assert nni.load_checkpoint() is None
     nni.report_intermediate_result(1)
     assert stream(folder) == [(0, "1")]
 
 
-def test_the_next_attempt_continues_from_the_checkpoint_and_records_its_source(attempt):
+def test_the_next_attempt_continues_from_the_checkpoint_and_records_which_attempt_saved_it(attempt):
     folder = attempt()
     nni.report_intermediate_result(0.1)
     nni.save_checkpoint(saving("after step 0"))
@@ -170,7 +172,9 @@ def test_a_checkpoint_with_changed_files_is_skipped_and_the_previous_checkpoint_
     ],
     ids=["truncated", "removed", "renamed", "added", "replaced", "linked"],
 )
-def test_load_checkpoint_raises_with_a_remedy_if_every_checkpoint_is_invalid(attempt, tmp_path, damage):
+def test_load_checkpoint_raises_an_error_with_a_remedy_if_every_checkpoint_is_invalid(
+    attempt, tmp_path, damage
+):
     sources = sign_of_one(attempt)[:1]
     damage(tmp_path / "attempts" / FIRST / "0/checkpoints/000002")
     attempt(SECOND, sources)
@@ -236,7 +240,7 @@ def test_an_exception_in_the_save_function_leaves_no_files(attempt):
     assert os.listdir(folder / "checkpoints") == []
 
 
-def test_a_missing_source_file_is_reported_with_its_path(attempt, tmp_path):
+def test_the_error_for_a_missing_source_file_contains_its_path(attempt, tmp_path):
     attempt()
     with pytest.raises(CheckpointNotSaved, match=r"cannot save a checkpoint: .*/absent: No such file"):
         nni.save_checkpoint(tmp_path / "absent")
@@ -297,7 +301,7 @@ def test_threads_that_save_a_checkpoint_at_the_same_time_create_separate_checkpo
     assert sorted(stream(folder)[1:]) == ["000001", "000002"]
 
 
-def test_a_save_that_fails_before_its_manifest_leaves_no_checkpoint(attempt, monkeypatch):
+def test_a_save_that_fails_before_the_manifest_is_written_leaves_no_checkpoint(attempt, monkeypatch):
     folder = attempt()
     nni.report_intermediate_result(1)
     nni.save_checkpoint(saving("whole"))
@@ -312,7 +316,7 @@ def test_a_save_that_fails_before_its_manifest_leaves_no_checkpoint(attempt, mon
     assert loaded() == "whole"
 
 
-def test_checkpoint_dir_returns_the_checkpoint_folder_of_the_trial(attempt, tmp_path):
+def test_the_function_checkpoint_dir_returns_the_checkpoint_folder_of_the_trial(attempt, tmp_path):
     attempt()
     assert nni.checkpoint_dir() == str(tmp_path / "checkpoints")
 

@@ -21,14 +21,14 @@ def folder(tmp_path, monkeypatch):
     return AttemptFolder(tmp_path)
 
 
-def test_should_stop_is_true_after_the_keeper_has_written_a_stop_notice(folder):
+def test_the_function_should_stop_returns_true_after_the_keeper_has_written_a_stop_notice(folder):
     assert (nni.should_stop(), nni.stop_reason()) == (False, None)
     folder.stop_notice_json.write_bytes(stop_notice_to_bytes(ExitReason.EARLY_STOPPED))
     assert (nni.should_stop(), nni.stop_reason()) == (True, "early stopped")
 
 
 @pytest.mark.parametrize("ask", [nni.should_stop, nni.stop_reason])
-def test_the_first_call_of_should_stop_or_stop_reason_requests_a_stop_notice(folder, ask):
+def test_only_the_first_query_for_a_stop_creates_the_file_that_requests_a_stop_notice(folder, ask):
     assert not folder.awaits_stop_notice.exists()
     ask()
     assert folder.awaits_stop_notice.exists()
@@ -38,7 +38,7 @@ def test_the_first_call_of_should_stop_or_stop_reason_requests_a_stop_notice(fol
 
 
 @pytest.mark.parametrize("reason", ExitReason)
-def test_stop_reason_returns_the_reason_that_the_keeper_records(folder, reason):
+def test_the_function_stop_reason_returns_the_reason_that_the_keeper_records(folder, reason):
     folder.stop_notice_json.write_bytes(stop_notice_to_bytes(reason))
     assert nni.stop_reason() == reason.value
 
@@ -55,7 +55,7 @@ def test_code_outside_an_experiment_is_never_stopped(monkeypatch):
     assert (nni.should_stop(), nni.stop_reason()) == (False, None)
 
 
-def test_a_missing_environment_variable_raises_an_error_with_the_name_of_the_variable(monkeypatch):
+def test_the_error_for_a_missing_environment_variable_contains_the_name_of_the_variable(monkeypatch):
     monkeypatch.setattr("nni_sdk.trial._trial", TrialContext({"NNI_PLATFORM": "local"}))
     with pytest.raises(EnvironmentIncomplete, match="NNI_SYS_DIR is not"):
         nni.should_stop()

@@ -140,12 +140,14 @@ def test_an_unknown_parameter_name_raises_a_key_error(trial):
         nni.get_current_parameter("dropout")
 
 
-def test_experiment_id_trial_id_and_sequence_id_come_from_the_environment(trial):
+def test_the_experiment_id_the_trial_id_and_the_sequence_id_come_from_environment_variables(trial):
     assert (nni.get_experiment_id(), nni.get_trial_id(), nni.get_sequence_id()) == ("eXpId", "tRiAl", 12)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]", b'{"parameters": {}}', b"[" * 100_000])
-def test_a_missing_or_damaged_parameter_file_raises_with_its_path(trial_of, environ, tmp_path, content):
+def test_the_error_for_a_missing_or_damaged_parameter_file_contains_the_path_of_the_file(
+    trial_of, environ, tmp_path, content
+):
     path = tmp_path / "parameter.cfg"
     path.unlink()
     if content is not None:
@@ -159,7 +161,7 @@ def test_a_missing_or_damaged_parameter_file_raises_with_its_path(trial_of, envi
 
 
 @pytest.mark.parametrize("name", ["NNI_SYS_DIR", "NNI_TRIAL_JOB_ID"])
-def test_a_missing_environment_variable_raises_an_error_with_the_name_of_the_variable(
+def test_the_error_for_a_missing_environment_variable_contains_the_name_of_the_variable(
     trial_of, environ, name
 ):
     del environ[name]
@@ -168,7 +170,7 @@ def test_a_missing_environment_variable_raises_an_error_with_the_name_of_the_var
         nni.report_final_result(1)
 
 
-def test_a_sequence_id_that_is_not_a_number_raises(trial_of, environ):
+def test_a_sequence_id_that_is_not_a_number_raises_an_error(trial_of, environ):
     trial_of(environ | {"NNI_TRIAL_SEQ_ID": "first"})
     with pytest.raises(EnvironmentIncomplete, match=r"^cannot use NNI_TRIAL_SEQ_ID='first'"):
         nni.get_sequence_id()
@@ -238,7 +240,7 @@ def test_the_metrics_descriptor_is_not_inherited_by_child_programs(trial):
 def _path_of(fd: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
-    except FileNotFoundError:  # This descriptor was opened to list the folder, and is already closed.
+    except FileNotFoundError:  # The listing of the folder used this descriptor and has closed it.
         return ""
 
 
@@ -269,7 +271,7 @@ def test_all_final_results_are_written_and_only_the_second_result_causes_a_warni
     ]
 
 
-def test_a_final_result_is_written_with_a_hint_if_the_code_has_not_requested_parameters(environ):
+def test_a_final_result_causes_a_hint_if_the_code_has_not_requested_parameters(environ):
     result = run_python("import nni_sdk as nni; nni.report_final_result(1)", environ)
     assert result.stderr.count("nothing has asked for them; call nni.get_next_parameter()") == 1
     assert [r.value for r in records(TrialContext(environ))] == ["1"]
@@ -296,7 +298,7 @@ def test_a_metric_over_the_size_limit_raises_and_is_not_written(trial):
 # ---- storage errors
 
 
-def test_a_metrics_file_that_cannot_be_opened_raises_with_the_cause(trial_of, environ, tmp_path):
+def test_the_error_for_a_metrics_file_that_cannot_be_opened_contains_the_cause(trial_of, environ, tmp_path):
     (tmp_path / ".nni").write_text("a file where the folder should be")
     trial_of(environ)
     with pytest.raises(
@@ -307,7 +309,7 @@ def test_a_metrics_file_that_cannot_be_opened_raises_with_the_cause(trial_of, en
     assert isinstance(e.value.__cause__, OSError)
 
 
-def test_a_report_to_a_full_disk_raises_with_the_cause(trial_of, environ, tmp_path):
+def test_the_error_for_a_report_to_a_full_disk_contains_the_cause(trial_of, environ, tmp_path):
     (tmp_path / ".nni").mkdir()
     (tmp_path / ".nni" / "metrics").symlink_to("/dev/full")
     trial_of(environ)
@@ -407,7 +409,7 @@ def test_a_number_has_the_same_encoding_as_in_the_json_module(number):
         (Meta(), "value is a .*test_sdk_trial.Meta"),
     ],
 )
-def test_a_value_that_json_cannot_represent_is_refused_with_its_path(value, place):
+def test_the_error_for_a_value_that_json_cannot_represent_contains_the_path_of_the_value(value, place):
     with pytest.raises(
         MetricInvalid, match=f"^cannot report this metric: {place}.*; use only numbers"
     ) as error:
@@ -474,19 +476,19 @@ def test_an_invalid_metric_is_also_refused_outside_an_experiment():
 # ---- names that NNI scripts use
 
 
-def test_merge_parameter_changes_a_namespace_in_place():
+def test_the_function_merge_parameter_changes_a_namespace_in_place():
     base = argparse.Namespace(lr=0.1, seed=None, name="a")
     assert nni.utils.merge_parameter(base, {"lr": 0.5, "seed": 3}) is base
     assert vars(base) == {"lr": 0.5, "seed": 3, "name": "a"}
 
 
-def test_merge_parameter_changes_a_dict_in_place():
+def test_the_function_merge_parameter_changes_a_dict_in_place():
     base = {"lr": 0.1}
     assert nni.utils.merge_parameter(base, {"lr": 0.5}) is base
     assert base == {"lr": 0.5}
 
 
-def test_merge_parameter_without_parameters_leaves_the_base_unchanged():
+def test_the_function_merge_parameter_without_parameters_leaves_the_base_unchanged():
     assert nni.utils.merge_parameter({"lr": 0.1}, None) == {"lr": 0.1}
 
 
@@ -498,14 +500,14 @@ def test_merge_parameter_without_parameters_leaves_the_base_unchanged():
         ({"n": True}, ParameterMistyped, "^cannot override 'n', a int, with True, a bool; "),
     ],
 )
-def test_merge_parameter_changes_nothing_if_one_value_is_invalid(override, kind, message):
+def test_the_function_merge_parameter_changes_nothing_if_one_value_is_invalid(override, kind, message):
     for base in ({"lr": 0.1, "n": 3}, argparse.Namespace(lr=0.1, n=3)):
         with pytest.raises(kind, match=message):
             nni.utils.merge_parameter(base, override)
         assert (base if isinstance(base, dict) else vars(base)) == {"lr": 0.1, "n": 3}
 
 
-def test_merge_parameter_raises_value_error_and_type_error_as_in_nni():
+def test_the_function_merge_parameter_raises_value_error_and_type_error_as_in_nni():
     assert issubclass(ParameterUnknown, ValueError)
     assert issubclass(ParameterMistyped, TypeError)
 

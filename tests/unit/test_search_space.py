@@ -1,4 +1,4 @@
-"""The search space: its parameter types, the errors of invalid spaces, and the membership of parameters."""
+"""The search space: its parameter types, the errors of invalid spaces, and the check whether parameters are inside a space."""
 
 import math
 
@@ -210,7 +210,7 @@ def test_a_quantised_value_is_within_its_range_and_unchanged_when_quantised_agai
 
 
 @given(low=st.integers(-1000, 1000), steps=st.integers(1, 200), q=st.integers(1, 50), share=st.floats(0, 1))
-def test_a_quantised_value_is_the_nearest_multiple_or_an_end_of_the_range(low, steps, q, share):
+def test_a_quantised_value_is_the_nearest_multiple_or_a_bound_of_the_range(low, steps, q, share):
     high = low + steps
     u = low + steps * share
     value = QUniform(low, high, q).quantised(u)
@@ -254,7 +254,7 @@ def test_parameters_inside_the_search_space_are_accepted():
         ({"other": 1}, "other is not in the space"),
     ],
 )
-def test_a_parameter_outside_the_search_space_is_reported_with_the_reason(change, problem):
+def test_the_report_of_a_parameter_outside_the_search_space_contains_the_reason(change, problem):
     (found,) = contains(SPACE, GOOD | change)
     assert found.startswith(problem)
 

@@ -22,7 +22,7 @@ def refusal_of(files):
     return str(raised.value)
 
 
-def test_a_valid_pair_of_files_has_a_fingerprint_and_host_names_without_a_warning(tmp_path):
+def test_a_valid_certificate_and_key_yield_the_fingerprint_and_host_names_without_a_warning(tmp_path):
     files = issue(tmp_path, ("Lab.example", "*.lab.example", "10.0.0.7"))
     read = files.read()
     printed = subprocess.run(
@@ -83,7 +83,7 @@ def test_a_key_that_other_users_can_access_is_refused_as_in_ssh(tmp_path, mode):
     )
 
 
-def test_a_key_file_of_another_owner_is_accepted_if_only_its_group_can_also_read_it(tmp_path):
+def test_a_key_file_of_another_owner_is_accepted_if_only_owner_and_group_can_read_it(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a file to another user")
     files = issue(tmp_path)
@@ -104,7 +104,7 @@ def test_a_file_without_a_pem_certificate_or_without_a_pem_private_key_is_refuse
     assert "it is no private key in PEM format" in refusal_of(TlsFiles(files.certificate, copied))
 
 
-def test_a_key_with_a_passphrase_is_refused_with_the_command_that_removes_the_passphrase(tmp_path):
+def test_the_error_for_a_key_with_a_passphrase_contains_the_command_that_removes_the_passphrase(tmp_path):
     files, locked = issue(tmp_path), tmp_path / "locked.pem"
     locked.touch(0o600)
     subprocess.run(
@@ -115,7 +115,7 @@ def test_a_key_with_a_passphrase_is_refused_with_the_command_that_removes_the_pa
     )
 
 
-def test_an_expired_certificate_causes_a_warning_with_the_expiry_date(tmp_path):
+def test_the_warning_for_an_expired_certificate_contains_the_expiry_date(tmp_path):
     ended = datetime.now(timezone.utc) - timedelta(days=5)
     warning = issue(tmp_path, start_days=-35, days=30).read().warning
     assert f"expired on {ended:%Y-%m-%d}, and browsers refuse it; renew it" in warning
@@ -125,7 +125,7 @@ def test_a_certificate_that_is_not_valid_yet_causes_a_warning(tmp_path):
     assert "is not valid before" in issue(tmp_path, start_days=2).read().warning
 
 
-def test_importing_nnictl_does_not_import_asyncio_ssl_or_cryptography():
+def test_importing_nnictl_imports_neither_asyncio_nor_ssl_nor_cryptography():
     program = (
         "import sys, nni_manager.cli.main\n"
         "print([each for each in ('asyncio', 'ssl', 'cryptography') if each in sys.modules])"

@@ -1,4 +1,4 @@
-"""The training service of an experiment file, and the addresses through which its keepers reach the manager."""
+"""The training service of an experiment file, and the addresses at which keepers reach the manager."""
 
 import socket
 import sys
@@ -61,7 +61,7 @@ def test_keepers_on_other_machines_use_the_address_that_the_user_configured(conf
     assert Platform.address_to_listen_on("192.0.2.7") == "0.0.0.0"
 
 
-def test_keepers_on_other_machines_use_this_machines_address_on_the_route_to_the_cluster(config):
+def test_keepers_on_other_machines_use_the_manager_address_on_the_route_to_the_cluster(config):
     try:
         address = platform_of(config("192.0.2.1")).address_for_keepers()
     except UserError:
@@ -144,7 +144,7 @@ def test_the_local_path_of_the_storage_comes_from_the_experiment_file(config, tm
         platform_of(on_kubernetes(config)).storage_here()
 
 
-def test_the_checkpoint_folder_is_in_the_workspace_as_mounted_in_trials(config, tmp_path):
+def test_the_checkpoint_folder_of_trials_is_a_folder_of_the_workspace(config, tmp_path):
     folder = ExperimentFolder(tmp_path / "experiments" / "EXPT")
     folder.make(tmp_path)
     elsewhere = config()

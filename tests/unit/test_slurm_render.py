@@ -110,7 +110,7 @@ def test_a_job_inherits_no_variables_of_the_slurm_job_that_runs_the_manager():
 PRINTS = "import json, os, sys; print(json.dumps([sys.argv[1:], sys.stdin.read(), dict(os.environ)]))"
 
 
-def test_a_command_on_a_login_node_receives_its_arguments_its_stdin_and_the_job_settings():
+def test_a_command_on_a_login_node_receives_its_arguments_and_its_stdin_and_the_job_settings():
     outside = {
         "PATH": "/usr/bin:/bin",
         "SLURM_CONF": "/etc/slurm.conf",

@@ -19,7 +19,7 @@ def end(*columns, log="", was_stopped=False, **others):
     return states.end_of(row(*columns, **others), log, was_stopped=was_stopped)
 
 
-def test_a_row_of_squeue_has_the_state_the_exit_status_and_the_reason():
+def test_a_row_of_squeue_contains_the_state_and_the_exit_status_and_the_reason():
     found = row("FAILED", "26880", "NonZeroExitCode")
     assert (found.slurm_id, found.name, found.state) == ("12", "nni-EXPT-trial1", "FAILED")
     assert found.exit_status == 105 << 8

@@ -1,4 +1,4 @@
-"""Escalation of stops that have no effect: next step and deadline. The test simulates processes and time."""
+"""Escalation of stop requests that have no effect: the next step, and its deadline. The test simulates processes and time."""
 
 import dataclasses
 from typing import Any
@@ -109,7 +109,7 @@ class SimulatedStops:
         return self.experiment.trials[trial_id].state
 
 
-def test_a_job_that_ignores_its_stop_is_killed_and_then_given_up() -> None:
+def test_a_job_that_ignores_a_stop_request_is_killed_and_then_given_up() -> None:
     search = SimulatedStops()
     search.stop()
     assert [effect.ends_job for _, effect in search.timed_effects if isinstance(effect, CancelTrial)] == [
@@ -212,7 +212,7 @@ def test_a_manager_exits_even_if_the_last_bytes_of_a_stopped_experiment_cannot_b
     assert not search.experiment.scheduler.runs_jobs
     assert not search.experiment.state.counts_time
     assert search.state() is TrialState.STOPPING, "the next manager drains the rest"
-    # Before the manager exits, the disk has free space again.
+    # The disk has free space again before the manager exits.
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "its keeper is gone", 70.0))
     assert search.state() is TrialState.USER_CANCELED
     assert search.timed_effects[-1][1] == Finish()

@@ -299,7 +299,7 @@ def test_the_error_for_a_read_only_database_suggests_write_permission(store):
 def test_the_error_for_a_locked_database_suggests_a_retry(store, database):
     store.close()
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
-        # In this mode, readers and the writer block each other.
+        # In the journal mode DELETE, readers and the writer block each other.
         other.execute("PRAGMA journal_mode = DELETE")
         with StoreReader(database) as reader:
             reader._connection.execute("PRAGMA busy_timeout = 1")
@@ -322,7 +322,9 @@ def test_the_error_for_a_reader_in_a_read_only_folder_suggests_write_permission(
             StoreReader(path)
 
 
-def test_a_database_of_an_unknown_format_is_refused_with_its_version(store, database, tmp_path):
+def test_the_error_for_a_database_of_an_unknown_format_contains_the_version_of_the_format(
+    store, database, tmp_path
+):
     store._connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreUnusable, match="version is 99"):
         Store(database, tmp_path)
@@ -474,7 +476,7 @@ def test_the_database_is_not_accessible_to_other_users(store, database):
 
 
 @pytest.mark.parametrize("count", [0, 1, ROWS_OF_A_PAGE, 2 * ROWS_OF_A_PAGE + 1])
-def test_pages_contain_every_metric_record_once_and_in_order(store, reader, count):
+def test_the_metric_pages_contain_every_record_once_and_in_order(store, reader, count):
     other = AttemptKey("fGhIj", attempt_id(0), "main-0")
     trials = [a_trial(), a_trial(trial_id=other.trial_id, sequence_id=1)]
     commits = [a_commit(*range(n), key=key) for key, n in ((KEY, count), (other, 7)) if n]
@@ -488,7 +490,9 @@ def test_pages_contain_every_metric_record_once_and_in_order(store, reader, coun
     assert metrics_of(reader, "nobody") == []
 
 
-def test_a_slow_page_reader_does_not_block_a_checkpoint_of_the_write_ahead_log(store, reader, database):
+def test_a_slow_reader_of_metric_pages_does_not_block_a_checkpoint_of_the_write_ahead_log(
+    store, reader, database
+):
     store.commit([trial_row(a_trial()), a_commit(*range(3 * ROWS_OF_A_PAGE))], 1.0)
     pages = reader.metric_pages(None, 0, 99)
     next(pages)

@@ -174,7 +174,7 @@ def test_any_stderr_yields_at_most_one_line(stderr):
     message=st.from_regex(r"\w[\w .,:]*\w", fullmatch=True),
     after=st.lists(st.from_regex(r"\S[^\n\r]*", fullmatch=True)),
 )
-def test_output_before_and_after_a_traceback_does_not_change_the_line(before, message, after):
+def test_output_before_and_after_a_traceback_does_not_change_the_exception_line(before, message, after):
     stderr = f"{before}\n{a_traceback(f'ValueError: {message}')}" + "".join(f"{each}\n" for each in after)
     has_other = any('  File "' in each or each.startswith("Fatal Python error") for each in after)
     assert has_other or exception_line(stderr) == f"ValueError: {message}"

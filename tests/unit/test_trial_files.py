@@ -1,4 +1,4 @@
-"""The files that the manager writes into a workspace, and how it reads the files of keepers and of other users."""
+"""The files that the manager writes into a workspace, and how the manager reads the files of keepers and of other users."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ def test_the_sdk_folder_of_a_workspace_contains_only_nni_sdk_and_the_fallback_nn
     assert {"__init__.py", "trial.py", "records.py"} <= SDK.keys()
 
 
-def test_a_later_manager_replaces_only_changed_sdk_files_atomically(tmp_path: Path) -> None:
+def test_a_later_manager_atomically_replaces_the_changed_sdk_files_and_no_others(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     SharedFiles(workspace).write_experiment(DOCUMENT, "exit\n")
     folder = workspace.sdk / "nni_sdk"
@@ -276,7 +276,7 @@ def test_a_poll_never_blocks_and_never_follows_links_out_of_the_workspace(
 
 
 @pytest.mark.any_machine
-def test_a_folder_that_the_manager_may_not_read_raises_with_its_path(
+def test_the_error_for_a_folder_that_the_manager_may_not_read_contains_the_path_of_the_folder(
     tmp_path: Path, running_folder: AttemptFolder, open_way: None
 ) -> None:
     running_folder.path.chmod(0)
@@ -396,7 +396,7 @@ def test_a_signed_attempt_is_valid_only_in_the_folder_named_in_attempt_json(tmp_
     assert "attempt.json names another attempt" in found.rejected[0]
 
 
-def test_an_attempt_folder_is_ignored_until_it_is_signed(
+def test_an_attempt_folder_is_ignored_until_its_attempt_json_is_signed(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
     workspace = Workspace(tmp_path)

@@ -1,4 +1,4 @@
-"""Ranges of trial logs: complete characters, no gaps, and no followed links."""
+"""Ranges of trial logs: they contain complete characters, have no gaps, and follow no links."""
 
 import contextlib
 import os

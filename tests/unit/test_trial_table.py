@@ -105,7 +105,7 @@ def test_each_built_in_column_has_a_cell():
     assert trial_table._KEYS.keys() <= trial_table._cells(TRIALS[0]).keys()
 
 
-def test_an_unknown_column_is_refused_with_a_list_of_known_columns():
+def test_the_error_for_an_unknown_column_lists_the_known_columns():
     known = ", ".join((*trial_table._KEYS, "lr"))
     with pytest.raises(UserError, match=f"cannot use --columns 'units': .*; write one of {known}$"):
         trial_table.columns_of("no.,units", TRIALS)

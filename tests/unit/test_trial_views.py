@@ -60,7 +60,7 @@ def ids(document: Any) -> list[str]:
 
 @pytest.fixture
 def sorts(monkeypatch: pytest.MonkeyPatch) -> list[Query]:
-    """The queries that were computed from all trials."""
+    """Records each query that sorts all trials."""
     computed: list[Query] = []
     arranged = Query.arranged
 
@@ -101,7 +101,7 @@ def test_a_window_around_a_trial_reports_the_position_of_the_trial() -> None:
 
 
 @pytest.mark.parametrize("column", ["seq", "value", "p:x", "state", "duration"])
-def test_a_view_inserts_few_changes_and_sorts_again_after_many_changes(
+def test_a_view_inserts_a_few_changed_trials_but_sorts_all_trials_again_after_many_changes(
     column: str, sorts: list[Query]
 ) -> None:
     made = Made(500)
@@ -150,7 +150,7 @@ def test_a_trial_that_changes_during_a_sort_is_inserted_afterwards(monkeypatch: 
     assert ids(made.window(query, 0, 2)) == ["00050", "00007"]
 
 
-def test_a_sample_has_the_number_of_all_results_and_all_parameter_and_metric_names() -> None:
+def test_a_sample_reports_the_count_of_all_results_and_the_names_of_all_parameters_and_metrics() -> None:
     made = Made(400)
     made.change(
         123, parameters={"net": {"_name": "a", "units": 2}}, final='{"default": 1, "loss": 2}', value=9.0

@@ -280,7 +280,7 @@ class Unrestorable(Noting):
         raise UserError("cannot use the state of another version; start a new experiment")
 
 
-def test_a_failed_restore_of_the_tuner_is_reported_at_its_next_request(tmp_path):
+def test_a_failed_restore_of_the_tuner_is_reported_at_the_next_request_to_the_tuner(tmp_path):
     async def play(algorithms):
         await algorithms.restore([], [], list)
         await algorithms.ask(0)

@@ -71,7 +71,7 @@ def test_a_tuner_receives_results_and_gets_its_metadata_back_unchanged(tuners):
 
 
 @pytest.mark.parametrize("answer", [None, Later.LATER])
-def test_the_tuner_session_returns_the_special_answers_none_and_later_unchanged(tuners, answer):
+def test_the_tuner_session_passes_on_an_answer_that_contains_no_parameters(tuners, answer):
     session, (tuner,) = tuners
     tuner.answers = [answer]
     assert session.ask(0) is answer

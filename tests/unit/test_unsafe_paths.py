@@ -113,7 +113,9 @@ def a_hard_link_at_the_path(temporary: Path) -> None:
 @pytest.mark.parametrize(
     "put", [a_link_at_the_path, a_pipe_at_the_path, a_readable_file_at_the_path, a_hard_link_at_the_path]
 )
-def test_a_link_pipe_or_file_at_the_temporary_path_is_replaced_and_never_written(tmp_path: Path, put) -> None:
+def test_a_link_or_pipe_or_file_at_the_temporary_path_is_replaced_and_never_written_to(
+    tmp_path: Path, put
+) -> None:
     (tmp_path / "passwd").write_bytes(SECRET)
     temporary = tmp_path / ".exit.json.new"
     put(temporary)

@@ -1,4 +1,4 @@
-"""Files of an experiment that cannot be used are recognised without opening them."""
+"""Unusable files of an experiment are detected before they are opened."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ def a_socket(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [a_folder, a_pipe, a_device, a_socket])
-def test_a_folder_pipe_device_or_socket_in_place_of_a_file_is_refused(
+def test_a_folder_or_pipe_or_device_or_socket_in_place_of_a_file_is_refused(
     tmp_path, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "x.json"
@@ -58,9 +58,9 @@ def test_a_file_that_is_removed_during_the_check_is_accepted(tmp_path, monkeypat
     assert why_unusable(path, "remove it") == ""
 
 
-def test_an_inaccessible_file_is_refused_with_the_chmod_command(tmp_path, monkeypatch) -> None:
+def test_the_error_for_an_inaccessible_file_contains_the_chmod_command(tmp_path, monkeypatch) -> None:
     (tmp_path / "x").touch()
-    # Root can access all files, so the test uses the result for other users.
+    # Root can access all files, so the test simulates the result for another user.
     monkeypatch.setattr(unusable_files.os, "access", lambda *_, **__: False)
     assert f"run `chmod u+rw {tmp_path / 'x'}`" in why_unusable(tmp_path / "x", "remove it")
 

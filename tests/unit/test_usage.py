@@ -27,12 +27,12 @@ def test_proc_stat_is_parsed_for_any_process_name(name):
 
 
 @pytest.mark.parametrize("content", [b"", b"42 (sh", b"42 (sh) S 1 2", b"42 (sh) " + b"x " * 40])
-def test_a_malformed_stat_file_raises(content):
+def test_a_malformed_stat_file_raises_an_error(content):
     with pytest.raises(ValueError):  # noqa: PT011 - any message
         ProcessStat.from_bytes(content)
 
 
-def test_the_descendants_of_a_process_exclude_all_other_processes():
+def test_the_descendants_of_a_process_include_no_other_processes():
     with (
         subprocess.Popen(["sh", "-c", "sleep 60 & wait"]) as shell,
         subprocess.Popen(["sleep", "60"]) as other,

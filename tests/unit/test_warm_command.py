@@ -71,7 +71,7 @@ def test_a_plain_python_command_is_parsed_for_the_warm_interpreter(command, want
         "python train.py \0",
     ],
 )
-def test_a_command_with_shell_syntax_or_interpreter_options_cannot_start_warm(command):
+def test_a_command_with_shell_syntax_or_interpreter_options_cannot_use_the_warm_interpreter(command):
     assert warm_command(command) is None
 
 

@@ -169,7 +169,7 @@ def test_every_message_of_the_protocol_has_a_hypothesis_strategy_in_this_file() 
 
 
 @pytest.mark.parametrize("kind", m.KeeperMessage.__args__, ids=lambda kind: kind.__name__)
-def test_each_text_of_a_keeper_is_validated(kind: type) -> None:
+def test_each_text_field_of_a_keeper_message_is_validated(kind: type) -> None:
     converters = dict(convert._FIELDS[kind])
     unchecked = [
         each.name
@@ -242,13 +242,13 @@ def test_an_attempt_key_that_is_not_a_valid_folder_name_is_invalid(name: str) ->
 
 
 @given(st.binary())
-def test_any_bytes_are_decoded_or_raise_the_exception_message_invalid(content: bytes) -> None:
+def test_any_bytes_are_decoded_or_rejected_as_an_invalid_message(content: bytes) -> None:
     with contextlib.suppress(MessageInvalid):
         keeper_messages_from_bytes(content)
     try:
         parsed = pb.ConnectResponse.FromString(content)
     except DecodeError:
-        return  # In a keeper, gRPC parses responses and handles this error.
+        return  # In a keeper, gRPC parses the manager's messages and handles a DecodeError.
     with contextlib.suppress(MessageInvalid):
         manager_messages_from_pb(parsed)
 
@@ -400,6 +400,6 @@ def test_a_message_with_an_out_of_range_value_is_invalid_with_a_short_reason(
 @pytest.mark.parametrize(
     "content", [b"\xff\xff\xff", b"\x0a\x04\x0a\x02\xff\xfe"], ids=["no protobuf", "no UTF-8"]
 )
-def test_bytes_that_are_not_protobuf_raise_the_exception_message_invalid(content: bytes) -> None:
+def test_bytes_that_are_not_protobuf_are_rejected_as_an_invalid_message(content: bytes) -> None:
     with pytest.raises(MessageInvalid, match="keeper's message"):
         keeper_messages_from_bytes(content)

@@ -97,7 +97,7 @@ TRAPS = [
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_a_special_or_large_file_is_refused_with_its_path(root, trap: Callable[[Path], None]) -> None:
+def test_the_error_for_a_special_or_large_file_contains_its_path(root, trap: Callable[[Path], None]) -> None:
     file_in(root).unlink()
     trap(file_in(root))
     with pytest.raises(UnsafePath) as caught:
@@ -105,7 +105,7 @@ def test_a_special_or_large_file_is_refused_with_its_path(root, trap: Callable[[
     assert caught.value.filename == str(file_in(root))
 
 
-def test_a_path_with_a_folder_that_is_a_link_is_refused(root) -> None:
+def test_a_path_that_contains_a_symbolic_link_to_a_folder_is_refused(root) -> None:
     file_in(root).parent.rename(root / "elsewhere")
     file_in(root).parent.symlink_to(root / "elsewhere")
     with pytest.raises(UnsafePath, match="contains a link"):
@@ -177,7 +177,9 @@ def test_a_log_that_a_trial_has_made_world_writable_is_read(root) -> None:
 
 @pytest.mark.parametrize("mode", [0o777, 0o2775, 0o700])
 def test_file_modes_are_ignored_if_the_workspace_root_is_world_writable_or_private(root, mode: int) -> None:
-    """Examples are a CIFS mount, a volume after kubelet has applied an fsGroup, and the folder of a local experiment."""
+    """Such workspace roots are, for example, a CIFS mount, a volume after kubelet has applied an fsGroup, and the folder of a
+    local experiment.
+    """
     root.chmod(mode)
     file_in(root).chmod(0o664)
     assert read(root) == CONTENT
@@ -208,7 +210,9 @@ def a_status(mode: int, gid: int) -> os.stat_result:
 
 
 @given(size=st.integers(0, 3 * LIMIT), limit=st.integers(0, 3 * LIMIT))
-def test_a_file_is_read_completely_or_refused_for_its_size(tmp_path_factory, size: int, limit: int) -> None:
+def test_a_file_is_read_completely_or_refused_because_of_its_size(
+    tmp_path_factory, size: int, limit: int
+) -> None:
     folder = tmp_path_factory.mktemp("read")
     content = bytes(each % 251 for each in range(size))
     (folder / "file").write_bytes(content)
@@ -220,7 +224,7 @@ def test_a_file_is_read_completely_or_refused_for_its_size(tmp_path_factory, siz
             read_beneath(folder, folder / "file", limit)
 
 
-def test_a_missing_file_is_reported_with_its_full_path(root) -> None:
+def test_the_error_for_a_missing_file_contains_its_full_path(root) -> None:
     file_in(root).unlink()
     with pytest.raises(FileNotFoundError) as caught:
         read(root)

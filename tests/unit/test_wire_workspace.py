@@ -279,7 +279,7 @@ def test_an_exit_json_without_optional_fields_is_read() -> None:
 
 @pytest.mark.parametrize("name", READERS)
 @given(content=st.binary() | JSON.map(json.dumps).map(str.encode))
-def test_arbitrary_bytes_raise_the_exception_document_invalid(name: str, content: bytes) -> None:
+def test_arbitrary_bytes_are_rejected_as_an_invalid_document(name: str, content: bytes) -> None:
     with pytest.raises(DocumentInvalid, match=f"cannot read {name}"):
         READERS[name](content)
 
@@ -302,7 +302,7 @@ def test_a_document_with_a_field_of_a_wrong_type_is_invalid(name: str, data: st.
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_missing_required_field_is_refused_with_its_name(name: str) -> None:
+def test_the_error_for_a_missing_required_field_contains_the_name_of_the_field(name: str) -> None:
     for field in json.loads(SAMPLES[name]):
         if field in (
             "code_snapshot",
