@@ -26,8 +26,8 @@ from xdist.workermanage import WorkerController
 if TYPE_CHECKING:
     from real_experiment import RealExperiment
 
-# Each worker imports and collects all tests. The imported and collected objects exist until the end of the worker, so the garbage
-# collector starts only after the collection and ignores them.
+# Each worker imports and collects all tests, whose objects exist until the worker ends. So Python's garbage collector starts only
+# when pytest has collected the tests, and ignores these objects.
 gc.disable()
 
 

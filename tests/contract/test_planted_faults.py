@@ -12,7 +12,7 @@ from nni_manager.domain.ingest import AttemptIngest, OffsetGap, StreamWrite
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import Offsets, Stream
 
-# Each fault is found within some hundred examples, and the run stops at the first failure. `derandomize` makes the examples
+# Each fault is found within a few hundred examples, and the run stops at the first failure. `derandomize` makes the examples
 # nearly the same in every run: they differ only because Hypothesis also draws constants from imported modules.
 GAME: dict[str, Any] = {"max_examples": 4000, "derandomize": True, "phases": [Phase.generate]}
 

@@ -35,8 +35,8 @@ FORMS = (remove, make_a_folder, make_a_pipe, link_to_zeros, make_unreadable)
 
 
 def in_groups(names, number):
-    """Distribute the names to `number` groups. Adjacent names go to different groups, because they belong to one attempt or one
-    database.
+    """Distribute the names to `number` groups. Adjacent names, which belong to one attempt or database, go to different groups: a
+    case then replaces few files of each.
     """
     return [list(names)[first::number] for first in range(number)]
 

@@ -79,7 +79,7 @@ def test_an_early_interrupt_of_nnictl_create_leaves_no_process_and_no_experiment
     (place / "train.py").write_text(ENDLESS)
     experiments = place.parent / "experiments"
     process = nnictl(place, "create", "config.yml")
-    # The interrupt arrives after the experiment's folder exists and before the manager is ready. That interval lasts some hundred
+    # The interrupt arrives after the experiment's folder exists and before the manager is ready. This takes a few hundred
     # milliseconds.
     wait_until(lambda: any(experiments.glob("*/db")), "the experiment has a folder", every_s=0.001)
     os.killpg(process.pid, signal.SIGINT)

@@ -66,8 +66,8 @@ def test_a_resumed_experiment_without_a_trials_folder_runs_to_its_end(experiment
     assert_it_ends(experiment)
 
 
-# Reused jobs are not tested: the manager refuses the resume before it submits any job. A missing workspace is not tested on the
-# local platform, because the workspace is the experiment's folder there.
+# No case has reused jobs: the manager refuses the resume before it submits any job, so reuse makes no difference. The local
+# platform has no case of a missing workspace, because its workspace is the experiment's folder.
 @pytest.mark.parametrize(
     ("experiment", "lost"),
     [("local", "a file as trials"), ("openpai", "a file as trials"), ("openpai", "a missing workspace")],

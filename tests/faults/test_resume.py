@@ -263,7 +263,7 @@ def test_the_next_manager_completes_a_stop_that_a_killed_manager_had_started(a_r
         wait_until(
             lambda: [trial.state.value for trial in reader.trials()] == ["STOPPING"] * 2, "both are stopping"
         )
-        # The test waits for SIGTERM, because a trial that reports its final result before SIGTERM would count as succeeded.
+        # Both trials must receive SIGTERM first: a trial that reports its final result before SIGTERM would count as succeeded.
         wait_until(
             lambda: all((experiment.code / f"stopped{number}").exists() for number in (0, 1)),
             "both have received SIGTERM",

@@ -581,7 +581,7 @@ def test_a_keeper_reports_a_command_that_cannot_start_and_exits_with_code_104(si
 
 
 @pytest.mark.parametrize("command", [r"echo \u0000", "x" * 200_000])
-def test_a_command_that_exec_refuses_fails_the_trial_with_a_short_message(site, command):
+def test_a_trial_fails_with_a_short_message_if_exec_refuses_its_command(site, command):
     site.add_trial("COMMAND")
     document = site.workspace.trial(TRIAL).trial_json
     document.write_text(document.read_text().replace("COMMAND", command))

@@ -129,8 +129,8 @@ def test_no_supervisor_starts_in_a_container_folder_that_is_already_claimed(cont
     assert (tmp_path / "ran").read_text() == "ran\n"
 
 
-# The parent process waits for a signal. In the case `before`, the child prints its pid and reads a line before it calls
-# end_with(). In the case `after`, it calls end_with() first.
+# The child calls end_with(), so that it ends with its parent. The test kills the parent when the child has printed its pid: in
+# the case `before`, that is before the call of end_with(), which waits for a line of input.
 PARENT_AND_CHILD = """
 import os, signal, sys
 from nni_manager.local_openpai.supervisor import end_with
@@ -153,8 +153,7 @@ def test_a_forked_child_that_has_not_called_exec_ends_with_its_supervisor(when):
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         parent.wait(DEADLINE_S)
-        # The child ends with its parent because of end_with(). In the case `before`, it calls end_with() only now, after the
-        # parent has died.
+        # In the case `before`, the child calls end_with() only now, after the end of its parent.
         if when == "before":
             parent.stdin.write("\n")
             parent.stdin.flush()

@@ -1,7 +1,7 @@
 """Mutation test: makes one small bug at a time in a copy of the tree, and runs the tests of the changed module.
 
-`make mutants` calls it. A mutant is killed if a test fails or hangs. This test then runs once on the unchanged code: if it fails
-there too, it does not kill the mutant. A survivor shows behaviour that no test checks. Write a test, simplify the code, or
+`make mutants` calls it. A mutant is killed if a test fails or hangs. The failed test then runs once on the unchanged code: if it
+fails there too, it does not kill the mutant. A survivor shows behaviour that no test checks. Write a test, simplify the code, or
 explain in explained.txt why the mutant behaves like the original. Not mutated: messages, log lines, annotations, decorators,
 docstrings, assignments in `__init__`, and named numbers of a module. A test of their exact text or value would repeat the code.
 """

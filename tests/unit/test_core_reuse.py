@@ -252,7 +252,9 @@ def test_the_job_exits_with_0_although_its_trial_failed(simulated: SimulatedReus
     assert simulated.at(4, Shutdown("done")) == [ExitKeeper(0)]
 
 
-def test_a_shutdown_stops_the_running_trial_first(simulated: SimulatedReusedKeeper) -> None:
+def test_a_keeper_stops_its_running_trial_before_a_shutdown_ends_the_keeper(
+    simulated: SimulatedReusedKeeper,
+) -> None:
     simulated.runs("first")
     assert simulated.at(2, Shutdown("done")) == [SignalTrial(key_of("first"), kill=False)]
     assert simulated.exits("first", 3)[-1] == ExitKeeper(0)

@@ -14,7 +14,7 @@ from trial_keeper.processes import ProcessIdentity, ProcessStat, open_pidfd, wai
 
 @pytest.fixture
 def thread_id() -> Iterator[int]:
-    """The id of a running thread. It simulates a pid of an ended process that the kernel has reused for a thread."""
+    """The id of a running thread. It simulates the case that the kernel gives the pid of an ended process to a new thread."""
     must_end = threading.Event()
     thread = threading.Thread(target=must_end.wait)
     thread.start()
