@@ -18,6 +18,8 @@ TRAIN = """
 import os, signal, sys, time
 import nni_sdk as nni
 nni.get_next_parameter()
+if os.environ["NNI_TRIAL_SEQ_ID"] == "{stopped}":
+    signal.pause()  # until the manager stops the trial
 role, index = os.environ["PAI_CURRENT_TASK_ROLE_NAME"], int(os.environ["PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"])
 if role == "ps":
     signal.pause()  # runs until the completion policy stops it
@@ -31,9 +33,11 @@ nni.report_final_result(index)
 """
 
 
-def run(experiment, more, *, reuse, team=TEAM, meddle=None):
-    """Run the experiment until it ends; return its trials. `meddle` is called with the engine and the cluster during the run."""
-    (experiment.code / "train.py").write_text(TRAIN.format(more=more))
+def run(experiment, more, *, reuse, team=TEAM, meddle=None, stopped=None):
+    """Run the experiment until it ends; return its trials. `meddle` is called with the engine and the cluster during the run.
+    `stopped`: the number of a trial that runs until the manager stops it.
+    """
+    (experiment.code / "train.py").write_text(TRAIN.format(more=more, stopped=stopped))
 
     services = []
 
@@ -170,7 +174,7 @@ def test_a_stop_of_a_trial_during_its_dispatch_does_not_fail_the_job(a_real_expe
 
         engine._perform = perform_and_stop
 
-    trials = run(experiment, "", reuse=True, team=ONE_WORKER, meddle=meddle)
+    trials = run(experiment, "", reuse=True, team=ONE_WORKER, meddle=meddle, stopped=1)
     assert [trial.state.value for trial in trials] == ["SUCCEEDED", "USER_CANCELED", "SUCCEEDED"]
     assert {trial.job_id for trial in trials} == {"env-0"}
 
