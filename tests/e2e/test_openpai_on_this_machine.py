@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from browser import chromium, expect, needs_chromium, visit
 from openpai_home import (
     ENDLESS,
     TRAIN,
@@ -278,6 +279,26 @@ def test_trials_outlive_a_killed_manager_and_their_final_status_depends_on_who_s
     wait_until(lambda: "RUNNING" not in job_states(experiment_id).values(), "no job runs")
     trials_left = [each for each in processes_of(home) if "train.py" in " ".join(each.cmdline())]
     assert trials_left == []
+
+
+@needs_chromium
+def test_the_page_shows_the_end_of_the_log_of_each_job(home, nnictl):
+    done = nnictl("create", "--config", "config.yml", "--port", "auto")
+    experiment_id = created(done)
+    wait_until(lambda: len(trials_here(experiment_id)) == 3, "all trials exist")
+    wait_until(
+        lambda: all(each["status"] == "SUCCEEDED" for each in trials_here(experiment_id)),
+        "all trials have ended",
+    )
+    (link,) = re.findall(r"http://127\.0\.0\.1:\d+/enter#\S+", done.stdout)
+    with chromium() as browser, visit(browser, link) as person:
+        person.go(link.partition("/enter")[0] + "/jobs")
+        for each in trials_here(experiment_id):
+            log = person.see(f"job-log-{each['jobId']}")
+            log.locator("summary").click()
+            expect(log.locator("pre")).to_contain_text(f"/{experiment_id}/trials/{each['id']}/")
+        assert person.faults_for_assistive_technology() == []
+    assert nnictl("stop", experiment_id).returncode == 0
 
 
 def test_trials_continue_while_the_local_openpai_service_is_down(home, nnictl):

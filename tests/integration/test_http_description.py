@@ -166,6 +166,7 @@ def test_requests_with_real_ids_receive_the_statuses_of_the_description(served, 
         ("/importance?metric=%00", 200),
         ("/changes?since=x", 200),
         ("/jobs", 200),
+        ("/jobs/nope/log", 404),
         ("/experiments", 200),
         ("/configuration", 200),
         (f"/metric-data/{served.trial}?type=FINAL", 200),
@@ -206,6 +207,7 @@ def test_methods_that_are_missing_in_the_description_are_refused_with_405(served
             "file_name": "stdout",
             "board_id": "1",
             "digest": "0" * 64,
+            "job_id": "nope",
         }
         response = served.ask(path.format(first=0, last=1, **names), verb)
         assert response.status_code == 405

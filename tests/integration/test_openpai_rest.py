@@ -21,7 +21,7 @@ from nni_manager.training_services.openpai.connection import (
     RequestRejected,
     address_of,
 )
-from nni_manager.training_services.openpai.rest import LIVE, NodeResources, OpenPai, PaiJobState
+from nni_manager.training_services.openpai.rest import LIVE, NodeResources, OpenPai, PaiJobState, TaskStatus
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 TOKEN = "token-of-the-profile-page"
@@ -317,10 +317,12 @@ def test_the_exported_config_of_a_job_has_no_secrets(server, cluster):
 def test_the_bytes_of_a_log_from_an_offset_can_be_read(server, cluster):
     cluster.submit(job_text())
     with pytest.raises(JobNotOnCluster):
-        cluster.log_locations("job", 0, "worker", 0, 0)
+        cluster.log_locations(cluster.job("job"), TaskStatus("worker", 0, 0, {}))
     job = server.wait_for_job()
     job.state, job.logs["stdout"] = "RUNNING", b"one\n"
-    locations = cluster.log_locations("job", 0, "worker", 0, 0)
+    (task,) = cluster.job("job").tasks
+    assert (task.name, task.attempt) == ("worker-0", 0)
+    locations = cluster.log_locations(cluster.job("job"), task)
     assert set(locations) == {"stdout", "stderr", "all"}
     assert cluster.log(locations["stdout"]) == b"one\n"
     assert cluster.log(locations["stdout"], 4) == b""

@@ -9,8 +9,10 @@ from deadlines import DEADLINE_S
 from fake_pai import USER, FakePai
 from real_experiment import until
 
-from nni_manager.training_services.openpai import termination
+from nni_manager.errors import RetryableError
+from nni_manager.training_services.openpai import job_log, termination
 from nni_manager.training_services.openpai.client import OpenPaiService
+from nni_manager.training_services.openpai.connection import JobNotOnCluster
 from nni_manager.training_services.openpai.job import template_of
 from nni_manager.training_services.openpai.rest import OpenPai
 from nni_manager.training_services.openpai.section import PaiConfig
@@ -176,6 +178,24 @@ async def test_a_hanging_log_server_delays_neither_the_poll_nor_the_end_of_anoth
         assert site.server.log_calls == 2, "one request per failed job"
     assert {end.exit_code for end in site.ends} == {0, 1, 2}
     assert all("OpenPAI reports job" in end.message for end in site.ends if end.exit_code)
+
+
+async def test_the_end_of_the_log_of_each_task_of_a_job_is_read(site, monkeypatch):
+    async with site.manager() as service:
+        with pytest.raises(JobNotOnCluster, match="trial1"):
+            await service.job_log("trial1")
+        await service.submit(site.settings("trial1", "trial1"))
+        assert await service.job_log("trial1") == {}, "a waiting job has no tasks"
+        job = site.server.jobs[TRIAL]
+        job.state, job.logs["stdout"] = "RUNNING", b"x" * 20_000 + b"the end\n"
+        assert await service.job_log("trial1") == {f"{job.role}-0": "x" * (16_384 - 8) + "the end\n"}
+        job.end("FAILED", 1)
+        assert (await service.job_log("trial1"))[f"{job.role}-0"].endswith("the end\n")
+        monkeypatch.setattr(job_log, "_TIMEOUT_S", -1.0)
+        assert (await service.job_log("trial1"))[f"{job.role}-0"].startswith("(not read")
+        site.server.misbehave(500, at=("GET", "/jobs/{name}"))
+        with pytest.raises(RetryableError):
+            await service.job_log("trial1")
 
 
 async def test_a_job_can_be_stopped_while_the_request_for_its_log_hangs(site):

@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from nni_manager.errors import RetryableError, UserError
 
 if TYPE_CHECKING:
     from nni_manager.training_services.openpai.render import RenderedJob
-    from nni_manager.training_services.openpai.rest import JobStatus, OpenPai
+    from nni_manager.training_services.openpai.rest import JobStatus, OpenPai, TaskStatus
 
 # OpenPAI's log manager serves at most 1 MB/s, and its REST server accepts 600 calls a minute.
 _FOLLOW_INTERVAL_S = 2.0
@@ -268,13 +268,13 @@ def show(open_cluster: OpenCluster, job: str, as_json: bool) -> None:
             output.plain(f"{name:<{width}}{value}")
     cells = [
         [
-            f"{role}-{task.get('taskIndex')}",
-            str(task.get("taskState", "")),
-            str(task.get("containerIp") or ""),
-            "" if task.get("containerExitCode") is None else str(task["containerExitCode"]),
-            str(task.get("retries", "")),
+            task.name,
+            str(task.document.get("taskState", "")),
+            str(task.document.get("containerIp") or ""),
+            "" if task.document.get("containerExitCode") is None else str(task.document["containerExitCode"]),
+            str(task.document.get("retries", "")),
         ]
-        for role, task in _tasks(detail)
+        for task in detail.tasks
     ]
     if cells:
         output.plain()
@@ -374,14 +374,14 @@ def logs(open_cluster: OpenCluster, job: str, task: str | None, stream: str, fol
         detail = cluster.job(job)
         is_terminal = detail.document.get("jobStatus", {}).get("state") in _ENDED
         try:
-            role, index, attempt = _task(detail, task)
-            if seen != (detail.attempt, attempt):
+            shown = _task(detail, task)
+            if seen != (detail.attempt, shown.attempt):
                 # A new attempt starts from the start of its own log.
-                seen, printed = (detail.attempt, attempt), 0
-            locations = cluster.log_locations(job, detail.attempt, role, index, attempt)
+                seen, printed = (detail.attempt, shown.attempt), 0
+            locations = cluster.log_locations(detail, shown)
             if stream not in locations:
                 raise UserError(
-                    f"cannot show {stream} of {role}-{index}: there is no such log; use {', '.join(locations) or 'another task'}"
+                    f"cannot show {stream} of {shown.name}: there is no such log; use {', '.join(locations) or 'another task'}"
                 )
             piece = cluster.log(locations[stream], printed)
             printed += len(piece)
@@ -404,16 +404,9 @@ class _NotYet(UserError):
     """cannot show a log yet: the job has no tasks; wait until it runs"""
 
 
-def _task(detail: JobStatus, wanted: str | None) -> tuple[str, int, int]:
-    """Role, index and attempt of the wanted task; None: the first one."""
-    tasks = {
-        f"{role}-{task.get('taskIndex')}": (
-            role,
-            int(task.get("taskIndex") or 0),
-            int(task.get("attemptId") or 0),
-        )
-        for role, task in _tasks(detail)
-    }
+def _task(detail: JobStatus, wanted: str | None) -> TaskStatus:
+    """The wanted task; None: the first one."""
+    tasks = {task.name: task for task in detail.tasks}
     if not tasks:
         raise _NotYet(f"cannot show a log of job {detail.name} yet: it has no tasks; wait until it runs")
     if wanted is None:
@@ -421,12 +414,6 @@ def _task(detail: JobStatus, wanted: str | None) -> tuple[str, int, int]:
     if wanted not in tasks:
         raise UserError(f"cannot find task {wanted!r} of job {detail.name}; use one of {', '.join(tasks)}")
     return tasks[wanted]
-
-
-def _tasks(detail: JobStatus) -> Iterator[tuple[str, dict[str, Any]]]:
-    for role, value in (detail.document.get("taskRoles") or {}).items():
-        for task in value.get("taskStatuses") or []:
-            yield role, task
 
 
 def _took(document: Any) -> str:

@@ -277,6 +277,7 @@ class Engine:
             keepers_of=self.keepers.seen,
             link_of=self.service.link,
             gpus=self.service.gpus,
+            job_log=self.service.job_log if self.service.has_job_logs else None,
             code=self.provenance.code,
             store=self.commits.load,
         )

@@ -350,6 +350,7 @@ def jobs_view(snapshot: ExperimentSnapshot, stored: Iterable[SeenJob]) -> list[d
                 {"task": keeper.task, "version": keeper.version} for keeper in snapshot.keepers_of(job.job_id)
             ],
             "link": snapshot.link_of(job.job_id),
+            "hasLog": snapshot.job_log is not None,
         }
         for job in stored
     ]

@@ -1,6 +1,6 @@
 """Snapshots of an experiment, taken from the engine that runs it or, without an engine, from the store."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nni_manager.config.model import ExperimentSpec
@@ -94,9 +94,9 @@ class ExperimentSnapshot:
     and others; the most urgent first. `leftovers`: how to remove each job that could not be ended. `keepers`: the number of
     connected ones. `now_s`: the monotonic time of the snapshot. `is_view`: the source is read-only. `pending_reason` and
     `warning_of`: as `pending_reason` and `warning` of `TrainingService`; empty without a manager. `keepers_of` and `link_of`
-    return the connected keepers of a job by its id, and the URL of the job on its cluster, if it has one. `gpus`: as that of
-    `TrainingService`. `code`: the versions
-    of the training code, in the order of time. `store`: None without a manager.
+    return the connected keepers of a job by its id, and the URL of the job on its cluster, if it has one. `gpus` and
+    `job_log`: as those of `TrainingService`; None without such logs. `code`: the versions of the training code,
+    in the order of time. `store`: None without a manager.
     """
 
     config: ExperimentSpec
@@ -115,6 +115,7 @@ class ExperimentSnapshot:
     keepers_of: Callable[[str], Sequence[KeeperSeen]] = lambda _: ()
     link_of: Callable[[str], str | None] = lambda _: None
     gpus: Callable[[], Awaitable[Sequence[ManagedGpu]]] = _no_gpus
+    job_log: Callable[[str], Awaitable[Mapping[str, str]]] | None = None
     code: tuple[CodeVersion, ...] = ()
     store: StoreLoad | None = None
 

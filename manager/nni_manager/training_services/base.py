@@ -1,7 +1,7 @@
 """The interface between the manager and a cluster."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
@@ -77,6 +77,8 @@ class TrainingService(ABC):
     """The keeper that `run_script` starts in an image without one; None: images need their own."""
     stops_at_once: ClassVar[bool] = False
     """True if a stop request is a signal, which would overtake the message to a connected keeper."""
+    has_job_logs: ClassVar[bool] = False
+    """True if the cluster keeps what the tasks of jobs write: see `job_log`."""
     reports_preemption: ClassVar[bool] = False
     """True if the end of a job that the cluster preempted has the reason PREEMPTED."""
     runs_as_manager = False
@@ -116,6 +118,17 @@ class TrainingService(ABC):
     def link(self, job_id: str) -> str | None:
         """Returns the URL of the job's page, also for an ended job; None if there is no page."""
         return None
+
+    async def job_log(self, job_id: str) -> Mapping[str, str]:
+        """Returns the end of what each task of the job has written, also of an ended job, by the task's name.
+
+        Called only if `has_job_logs`.
+
+        Raises:
+            UserError: the cluster has no log of the job, or refuses the request.
+            RetryableError: the cluster cannot be reached.
+        """
+        raise NotImplementedError
 
     async def gpus(self) -> Sequence[ManagedGpu]:
         """Returns the GPUs that the service assigns to jobs; empty if a cluster does, or no trial has any."""

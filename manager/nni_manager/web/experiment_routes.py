@@ -104,6 +104,7 @@ class ExperimentRoutes:
             Operation("/packages/{digest}", self.packages, MANY, refusals=(404,)),
             Operation("/importance", self.importance, ONE, query={"metric": {"type": "string"}}),
             Operation("/jobs", self.jobs, MANY),
+            Operation("/jobs/{job_id}/log", self.log_of_job, MANY, refusals=(404,)),
             Operation("/gpus", self.gpus, MANY),
             Operation("/experiments", self.experiments, MANY),
             view_of(
@@ -313,6 +314,20 @@ class ExperimentRoutes:
         """The active jobs and the newest terminal ones, with their trials and transports."""
         stored = await self._reads.from_store(lambda reader: reader.newest_jobs(MAX_ENDED_JOBS))
         return Json(serializers.jobs_view(self._engine.snapshot(), stored))
+
+    async def log_of_job(self, request: Request) -> Response:
+        """The end of what each task of a job has written, as its cluster keeps it: `task` and `text`."""
+        job_id, job_log = request.path_params["job_id"], self._engine.snapshot().job_log
+        if job_log is None:
+            raise HTTPException(
+                404,
+                "cannot show the log of a job: its cluster keeps none, or no manager runs; see the trials' logs",
+            )
+        stored = await self._reads.from_store(lambda reader: reader.newest_jobs(MAX_ENDED_JOBS))
+        if job_id not in {job.job_id for job in stored}:
+            raise HTTPException(404, f"cannot find job {job_id[:100]!r}; choose one of GET /jobs")
+        ends = await job_log(job_id)
+        return Json([{"task": task, "text": text} for task, text in ends.items()])
 
     async def gpus(self, _: Request) -> Response:
         """The GPUs that the manager assigns to trials, with their trials. Only on its own machine."""

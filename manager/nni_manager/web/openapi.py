@@ -26,6 +26,7 @@ _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 # `first` and `last` are sequence numbers of trials, in the order of creation.
 _PATH_PARAMETERS: Mapping[str, Schema] = {
     "trial_id": {"type": "string"},
+    "job_id": {"type": "string"},
     "stream": {"type": "string", "enum": ["stdout", "stderr", "keeper"]},
     "first": {"type": "integer", "minimum": 0},
     "last": {"type": "integer", "minimum": 0},
@@ -44,7 +45,7 @@ _REFUSALS_OF_ALL: Mapping[int, str] = {
     503: "The database, or the storage that trials write to, does not answer now; try again.",
 }
 REFUSALS: Mapping[int, str] = {
-    404: "The trial, the log or the TensorBoard does not exist.",
+    404: "The trial, the job, the log or the TensorBoard does not exist.",
     409: "The state of the trial or of the experiment does not allow the change; the message names the state.",
 }
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,7 @@ from nni_manager.training_services.openpai.job import (
     render_job,
     render_run_script,
 )
+from nni_manager.training_services.openpai.job_log import ends_of_logs
 from nni_manager.training_services.openpai.rest import LIVE, OUT_OF_MEMORY, JobStatus, OpenPai, PaiJobState
 from nni_manager.training_services.openpai.termination import TerminationMessages
 from trial_keeper.settings import KeeperSettings
@@ -94,6 +95,7 @@ class OpenPaiService(TrainingService):
 
     uses_snapshot = True
     reports_preemption = True
+    has_job_logs = True
     # OpenPAI's grace for a container, plus two polls: one to send the stop and one to detect the end.
     grace_s = 30.0 + 2 * POLL_S
 
@@ -168,6 +170,10 @@ class OpenPaiService(TrainingService):
             return None
         query = urlencode({"username": self._cluster.user, "jobName": job_name(self._experiment_id, job_id)})
         return f"{self._cluster.address}/job-detail.html?{query}"
+
+    async def job_log(self, job_id: str) -> Mapping[str, str]:
+        """Returns the last 16 kB of each task's log, by the task's name."""
+        return await asyncio.to_thread(ends_of_logs, self._cluster, job_name(self._experiment_id, job_id))
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Submit the job.

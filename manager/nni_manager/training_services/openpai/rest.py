@@ -63,6 +63,21 @@ LIVE = (PaiJobState.WAITING, PaiJobState.RUNNING, PaiJobState.STOPPING)
 
 
 @dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """A task of a job. `attempt` is the number of its latest attempt, from 0; `document` is OpenPAI's own."""
+
+    role: str
+    index: int
+    attempt: int
+    document: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """As nnictl and the logs name the task, such as worker-1."""
+        return f"{self.role}-{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """The details of one job, or its row in a list, which has neither attempt nor reason. `document` is OpenPAI's own.
 
@@ -79,6 +94,15 @@ class JobStatus:
     trigger: tuple[str, int] | None
     document: Mapping[str, Any] = field(repr=False)
     is_preempted: bool = False
+
+    @property
+    def tasks(self) -> list[TaskStatus]:
+        """The tasks of the latest attempt; empty before OpenPAI has created any."""
+        return [
+            TaskStatus(role, int(task.get("taskIndex") or 0), int(task.get("attemptId") or 0), task)
+            for role, value in (self.document.get("taskRoles") or {}).items()
+            for task in value.get("taskStatuses") or []
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,20 +200,19 @@ class OpenPai(connection.PaiConnection):
             return []
         return [each for each in found.get("data", []) if isinstance(each, dict)]
 
-    def log_locations(
-        self, name: str, attempt: int, role: str, index: int, task_attempt: int, *, is_tail: bool = False
-    ) -> dict[str, str]:
+    def log_locations(self, job: JobStatus, task: TaskStatus, *, is_tail: bool = False) -> dict[str, str]:
         """Returns the address of each log of a task, by log name (stdout, stderr, all, stdout.1, …).
 
         Addresses expire after two minutes. `is_tail`: of the last 16 kB of each log. A log that does not exist, or not yet, is
         `JobNotOnCluster`.
         """
+        name = f"{job.user}~{job.name}" if job.user else job.name
         path = (
-            f"{self._path(name)}/attempts/{attempt}/taskRoles/{quote(role, safe='')}/taskIndex/{index}"
-            f"/attempts/{task_attempt}/logs"
+            f"{self._path(name)}/attempts/{job.attempt}/taskRoles/{quote(task.role, safe='')}/taskIndex/{task.index}"
+            f"/attempts/{task.attempt}/logs"
         )
         query = {"tail-mode": "true"} if is_tail else None
-        answer = self._ask_mapping(path, f"find the logs of {role}-{index} of job {name}", params=query)
+        answer = self._ask_mapping(path, f"find the logs of {task.name} of job {job.name}", params=query)
         locations = answer.get("locations", [])
         return {str(each["name"]): str(each["uri"]) for each in locations if "name" in each and "uri" in each}
 

@@ -14,7 +14,7 @@ import time
 from concurrent.futures import Future
 
 from nni_manager.errors import NniManagerError
-from nni_manager.training_services.openpai.rest import JobStatus, OpenPai
+from nni_manager.training_services.openpai.rest import JobStatus, OpenPai, TaskStatus
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 logger = logging.getLogger(__name__)
@@ -76,17 +76,10 @@ class TerminationMessages:
 
 def _fetch(cluster: OpenPai, job: JobStatus, deadline_s: float) -> str:
     assert job.trigger is not None
-    role, index = job.trigger
-    locations = cluster.log_locations(
-        job.name, job.attempt, role, index, _task_attempt(job, role, index), is_tail=True
-    )
+    ended = TaskStatus(*job.trigger, attempt=0, document={})
+    task = next((each for each in job.tasks if each.name == ended.name), ended)
+    locations = cluster.log_locations(job, task, is_tail=True)
     if "stderr" not in locations:
         return ""
     text = cluster.log_tail(locations["stderr"], _TAIL_BYTES, deadline_s)
     return text.decode(errors="replace").strip()
-
-
-def _task_attempt(job: JobStatus, role: str, index: int) -> int:
-    tasks = (job.document.get("taskRoles") or {}).get(role, {}).get("taskStatuses") or []
-    attempts = [task.get("attemptId") for task in tasks if task.get("taskIndex") == index]
-    return int(attempts[0] or 0) if attempts else 0

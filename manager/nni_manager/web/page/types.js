@@ -178,6 +178,7 @@
  * @property {number | null} lastContactAgoS
  * @property {{task: string, version: string, address?: string}[]} keepers
  * @property {string | null} [link]
+ * @property {boolean} [hasLog]  the cluster keeps the logs of its tasks
  *
  * @typedef {object} Gpu  a GPU that the manager assigns to trials
  * @property {number} index

@@ -37,7 +37,9 @@ export function jobs(_) {
     gpuBox.hidden = found.length === 0;
     fill(gpuBody, found.map(gpuLine));
   });
-  const drawLines = whenChanged((/** @type {Job[]} */ found) => fill(body, found.map(line)));
+  /** The jobs whose log is shown, because a changed job draws all lines again. @type {Set<string>} */
+  const opened = new Set();
+  const drawLines = whenChanged((/** @type {Job[]} */ found) => fill(body, found.map((job) => line(job, opened))));
   return listPage("Jobs", [gpuBox, box], async () => {
     const [found, gpus] = await Promise.all([api.jobs(), api.gpus()]);
     drawGpus(gpus);
@@ -62,8 +64,11 @@ function gpuLine({ index, trialIds, hasOtherPrograms, utilisationPercent, memory
     h("td", {}, format.bytes(memoryUsedBytes)));
 }
 
-/** @param {Job} job */
-function line({ jobId, trialIds, trialCount = trialIds.length, state, created, ended, transport, keepers, link }) {
+/**
+ * @param {Job} job
+ * @param {Set<string>} opened  the ids of the jobs whose log is shown
+ */
+function line({ jobId, trialIds, trialCount = trialIds.length, state, created, ended, transport, keepers, link, hasLog }, opened) {
   const isEnded = typeof ended === "number";
   const named = trialIds.slice(-MOST_NAMED);
   const more = trialCount - named.length;
@@ -73,7 +78,7 @@ function line({ jobId, trialIds, trialCount = trialIds.length, state, created, e
     ? h("a", { href: link, rel: "noopener noreferrer", target: "_blank" }, plain(jobId), " (opens the cluster's page)")
     : h("code", {}, plain(jobId));
   return h("tr", {},
-    h("td", {}, name),
+    h("td", {}, name, hasLog && logOf(jobId, opened)),
     h("td", {}, named.flatMap((id, index) => [index > 0 ? ", " : "", trialLink(id)]), more > 0 ? ` and ${format.count(more)} more` : ""),
     h("td", {}, badge(state)),
     h("td", {}, time(created) ?? format.NOTHING),
@@ -82,4 +87,31 @@ function line({ jobId, trialIds, trialCount = trialIds.length, state, created, e
     h("td"),
     h("td", {}, keepers.length === 0 ? h("span", { class: "muted" }, isEnded ? format.NOTHING : "none connected") : h("ul", { class: "bare" }, keepers.map((keeper) =>
       h("li", {}, `${short(keeper.task, 60)}: version ${short(keeper.version, 40)}${keeper.address ? `, ${short(keeper.address, 80)}` : ""}`)))));
+}
+
+/**
+ * The end of a job's log, which is read each time it is opened.
+ *
+ * @param {string} jobId
+ * @param {Set<string>} opened
+ */
+function logOf(jobId, opened) {
+  const text = h("div");
+  const box = h("details", { open: opened.has(jobId), "data-test": `job-log-${jobId}` }, h("summary", {}, "Log"), text);
+  box.addEventListener("toggle", async () => {
+    if (!box.open) {
+      opened.delete(jobId);
+      return;
+    }
+    opened.add(jobId);
+    fill(text, h("p", { class: "muted" }, "Loading"));
+    try {
+      const found = await api.jobLog(jobId);
+      fill(text, found.length === 0 && h("p", { class: "muted" }, "The job has no tasks yet."), found.flatMap(({ task, text: end }) =>
+        [h("p", { class: "muted" }, plain(task)), h("pre", { tabindex: 0, role: "region", "aria-label": `Log of ${task}` }, plain(end))]));
+    } catch (error) {
+      fill(text, h("p", { class: "bad-text" }, error instanceof Error ? error.message : String(error)));
+    }
+  });
+  return box;
 }

@@ -61,6 +61,8 @@ export const api = {
   importance: () => ask("/importance"),
   /** @returns {Promise<Job[]>} */
   jobs: () => ask("/jobs"),
+  /** The end of the log of each task of a job. @param {string} id @returns {Promise<{task: string, text: string}[]>} */
+  jobLog: (id) => ask(`/jobs/${encodeURIComponent(id)}/log`),
   /** @returns {Promise<Gpu[]>} */
   gpus: () => ask("/gpus"),
   /** @returns {Promise<KnownExperiment[]>} */
