@@ -14,6 +14,8 @@ from free_ports import free_port_pair
 from installed_example import EXAMPLE, installed_example
 from user_home import BIN, environ_of, left_in
 
+from nni_manager.config.platforms import PLATFORMS
+
 TRAIN = """
 import os
 import nni_sdk
@@ -54,9 +56,7 @@ def platforms(place, path=""):
 
 def test_an_experiment_on_an_installed_platform_stays_readable_after_the_package_is_removed(place):
     site = installed_example()
-    built_in = dict.fromkeys(
-        ("local", "openpai", "frameworkcontroller", "kubeflow", "slurm", "remote"), "built in"
-    )
+    built_in = dict.fromkeys(PLATFORMS, "built in")
     assert platforms(place, site) == built_in | {"nice": "trial-keeper-nice 1.0"}
     created = nnictl(
         place, "create", "config.yml", "--foreground", "--port", str(free_port_pair()), path=site

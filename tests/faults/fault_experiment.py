@@ -508,15 +508,20 @@ class Experiment:
         running = self._wait_for(running_trials)
         if not running:
             return "none ran"
-        trial_id, _ = running[int(fault.pick * len(running))]
-        for job_id, keeper in self._keepers_of(trial_id):
-            (self._preempted_jobs / job_id).touch()
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self.preempted[trial_id] += 1
-                keeper.terminate()
-                self.note(f"{fault.kind.value}: {trial_id}, job {job_id}")
-                return ""
-        return f"the keeper of {trial_id} had just ended"
+        trial_id, process = running[int(fault.pick * len(running))]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # A suspended trial cannot end, so a reused job cannot run its next trial, and the preemption is that of this trial.
+            process.suspend()
+            try:
+                for job_id, keeper in self._keepers_of(trial_id) if _runs(process) else ():
+                    (self._preempted_jobs / job_id).touch()
+                    self.preempted[trial_id] += 1
+                    keeper.terminate()
+                    self.note(f"{fault.kind.value}: {trial_id}, job {job_id}")
+                    return ""
+            finally:
+                process.resume()
+        return f"{trial_id} or its keeper had just ended"
 
     def _keepers_of(self, trial_id: str) -> list[tuple[str, psutil.Process]]:
         jobs = {trial.job_id for trial in self._trials() if trial.trial_id == trial_id}

@@ -110,6 +110,11 @@ def test_a_machine_may_be_listed_again_only_with_a_different_user_or_port(read):
         )
 
 
+@pytest.mark.parametrize("machine", ["host: []", "host: a, user: []", "host: a, port: {}"])
+def test_a_machine_key_of_the_wrong_type_is_refused(read, machine):
+    assert "trainingService.machineList[0]." in refusal(read, machine, "host: b")
+
+
 def test_an_unusable_ssh_key_file_is_refused_with_the_reason(read, key):
     key.chmod(0o640)
     assert f"other users may access {key}, which ssh refuses as well; run `chmod 600 {key}`" in refusal(

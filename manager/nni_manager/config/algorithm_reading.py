@@ -147,7 +147,7 @@ class AlgorithmReading(Reading):
         """Name the direction that nobody has chosen, and an assessor that stops the better trials."""
         name, mode = self.within(self._proposer).get("name"), self._mode_of(tuner)
         is_chosen = "optimize_mode" in tuner.model_fields_set or self._objectives
-        if name in TUNERS and TUNERS[name].learns and not is_chosen:
+        if isinstance(name, str) and name in TUNERS and TUNERS[name].learns and not is_chosen:
             key_path = ref((self._proposer, "classArgs", "optimize_mode"))
             self.warn(
                 f"{name} will {mode} the results, its default, because {key_path} is not set; write maximize or minimize there"

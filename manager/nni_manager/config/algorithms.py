@@ -76,7 +76,7 @@ def name_of(kind: Literal["tuner", "advisor", "assessor"], name: str, class_args
         spellings |= {alias.lower(): each.name for each in TUNERS.values() for alias in each.aliases}
     found = spellings.get(name.lower(), name)
     for each in TUNERS.values():
-        if each.shares_name_of == found and isinstance(class_args, Mapping):
+        if found in TUNERS and each.shares_name_of == found and isinstance(class_args, Mapping):
             own = each.args.model_fields.keys() - TUNERS[found].args.model_fields
             return found if own.isdisjoint(class_args) else each.name
     return found

@@ -154,13 +154,14 @@ class RemoteFile(PlatformFile):
         """Check that each machine is listed once, and that ssh can use its private key."""
         self.reading.refuse_placeholders()
         machines = self.service.get("machineList")
-        listed: set[tuple[str, Any, Any]] = set()
+        listed: set[tuple[str, str, str]] = set()
         for index, machine in enumerate(machines if isinstance(machines, list) else ()):
             if isinstance(machine, Mapping):
                 self._check_login(index, machine)
                 self._check_gpus(index, machine)
                 name = str(machine.get("host")).casefold()
-                login = (name, machine.get("port", DEFAULT_PORT), machine.get("user"))
+                # repr, because a value of the wrong type may be a list
+                login = (name, repr(machine.get("port", DEFAULT_PORT)), repr(machine.get("user")))
                 if login in listed and machine.get("host") is not None:
                     why = f"{shown(machine['host'])} is listed twice with the same port and user; remove one of the two"
                     self.reading.refuse((*MACHINES, index, "host"), why)
