@@ -191,6 +191,9 @@ async def test_the_end_of_the_log_of_each_task_of_a_job_is_read(site, monkeypatc
         assert await service.job_log("trial1") == {f"{job.role}-0": "x" * (16_384 - 8) + "the end\n"}
         job.end("FAILED", 1)
         assert (await service.job_log("trial1"))[f"{job.role}-0"].endswith("the end\n")
+        path = "/jobs/{name}/attempts/0/taskRoles/{role}/taskIndex/{index}/attempts/0/logs"
+        site.server.misbehave(500, at=("GET", path))
+        assert "500" in (await service.job_log("trial1"))[f"{job.role}-0"]
         monkeypatch.setattr(job_log, "_TIMEOUT_S", -1.0)
         assert (await service.job_log("trial1"))[f"{job.role}-0"].startswith("(not read")
         site.server.misbehave(500, at=("GET", "/jobs/{name}"))

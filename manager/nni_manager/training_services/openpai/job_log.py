@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from nni_manager.errors import RetryableError
 from nni_manager.training_services.openpai.connection import JobNotOnCluster
 from nni_manager.training_services.openpai.rest import JobStatus, OpenPai, TaskStatus
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
@@ -35,3 +36,5 @@ def _end_of_log(cluster: OpenPai, job: JobStatus, task: TaskStatus, deadline_s: 
         return cluster.log_tail(locations["all"], _MAX_BYTES, deadline_s).decode(errors="replace")
     except (JobNotOnCluster, KeyError):
         return "(no log yet)"
+    except RetryableError as error:  # the node of one task may be down
+        return f"({error})"
