@@ -230,7 +230,7 @@ def test_the_ray_tune_example_of_the_docs_runs(benchmark_module, tmp_path):
     except ray_peer.RayLacking as lacking:
         compile(files["search.py"], "search.py", "exec")
         pytest.skip(str(lacking))
-    assert 0 <= float(printed.splitlines()[-1].removeprefix("best ")) < amount(float("inf"), 1)
+    assert 0 <= float(printed.splitlines()[-1].removeprefix("best ")) < float("inf")
 
 
 @pytest.mark.peer

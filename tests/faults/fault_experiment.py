@@ -513,7 +513,8 @@ class Experiment:
             # A suspended trial cannot end, so a reused job cannot run its next trial, and the preemption is that of this trial.
             process.suspend()
             try:
-                for job_id, keeper in self._keepers_of(trial_id) if _runs(process) else ():
+                keepers = self._keepers_of(trial_id) if _runs(process) else []
+                for job_id, keeper in keepers:
                     (self._preempted_jobs / job_id).touch()
                     self.preempted[trial_id] += 1
                     keeper.terminate()

@@ -95,8 +95,8 @@ class ExperimentSnapshot:
     connected ones. `now_s`: the monotonic time of the snapshot. `is_view`: the source is read-only. `pending_reason` and
     `warning_of`: as `pending_reason` and `warning` of `TrainingService`; empty without a manager. `keepers_of` and `link_of`
     return the connected keepers of a job by its id, and the URL of the job on its cluster, if it has one. `gpus` and
-    `job_log`: as those of `TrainingService`; None without such logs. `code`: the versions of the training code,
-    in the order of time. `store`: None without a manager.
+    `job_log`: as those of `TrainingService`; `job_log` is None if no cluster keeps logs of jobs. `code`: the versions of the
+    training code, in the order of time. `store`: None without a manager.
     """
 
     config: ExperimentSpec

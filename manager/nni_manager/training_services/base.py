@@ -122,13 +122,13 @@ class TrainingService(ABC):
     async def job_log(self, job_id: str) -> Mapping[str, str]:
         """Returns the end of what each task of the job has written, also of an ended job, by the task's name.
 
-        Called only if `has_job_logs`.
+        Default: empty, because the cluster keeps no logs.
 
         Raises:
             UserError: the cluster has no log of the job, or refuses the request.
             RetryableError: the cluster cannot be reached.
         """
-        raise NotImplementedError
+        return {}
 
     async def gpus(self) -> Sequence[ManagedGpu]:
         """Returns the GPUs that the service assigns to jobs; empty if a cluster does, or no trial has any."""
