@@ -104,7 +104,11 @@ def test_a_failed_login_returns_the_reason_without_the_password(here, fields, co
 
 def test_only_the_version_and_the_login_information_are_available_without_a_token(here):
     guest = here.client(None)
-    assert guest.get("/rest-server/api/v2/info").json()["version"].startswith("v1.")
+    info = guest.get("/rest-server/api/v2/info").json()
+    assert info["version"].startswith("v1.")
+    for old in ("/rest-server/api/v1", "/api/v1", "/api/v1/"):
+        answer = guest.get(old, allow_redirects=False)
+        assert (answer.status_code, answer.json()) == (200, info)
     assert guest.get("/api/v2/authn/info").json()["authn_type"] == "basic"
     for method, path in [
         ("GET", JOBS),

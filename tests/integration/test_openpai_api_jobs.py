@@ -275,6 +275,7 @@ def test_the_log_api_returns_the_whole_log_the_tail_or_the_bytes_after_an_offset
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert guest.get(uris["stderr"]).content == b""
     tails = links(bob, detail, "?tail-mode=true")
+    assert "tail-mode=true" in links(bob, detail, "?tailMode=true")["stdout"]
     tail = guest.get(tails["stdout"])
     assert (tail.status_code, tail.content) == (206, whole[-16 * 1024 :])
     assert tail.headers["Content-Range"] == f"bytes {len(whole) - 16384}-{len(whole) - 1}/{len(whole)}"

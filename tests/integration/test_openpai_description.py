@@ -1,5 +1,6 @@
-"""The local OpenPAI is compared with OpenPAI's own description of its REST API, and with OpenPAI's JavaScript SDK. The SDK
-contains the description.
+"""The local OpenPAI is compared with OpenPAI's own description of its REST API, and with OpenPAI's two SDKs.
+
+The JavaScript SDK contains version 2.2.0 of the description. `LATER` has what changed up to version 2.2.7.
 """
 
 import json
@@ -43,8 +44,32 @@ ABSENT_CALLS = {
     "user.updateUserGrouplist",
 }
 # The form in which OpenPAI's server sends these fields differs from OpenPAI's description. Source: microsoft/pai v1.8.1,
-# models/v2/utils/frameworkConverter.js. The server sends the runtime's output as an object, `launcher` as null, and uids as text.
-DESCRIBED_OTHERWISE = {"appExitMessages.runtime", "exitDiagnostics.launcher", "taskUid"}
+# models/v2/utils/frameworkConverter.js. The server sends the runtime's output as an object, and `launcher` as null.
+DESCRIBED_OTHERWISE = {"appExitMessages.runtime", "exitDiagnostics.launcher"}
+
+# Changes of the description from 2.2.0 to 2.2.7. Sources: src/rest-server/docs/swagger.yaml of microsoft/ltp-platform, OpenPAI's
+# successor, where PUT of a user has moved to the user's path; and the routes of microsoft/pai v1.8.1 for the types of machines.
+TASK = (
+    "taskRoles",
+    "additionalProperties",
+    "properties",
+    "taskStatuses",
+    "items",
+    "properties",
+    "taskUid",
+    "type",
+)
+LATER_OPERATIONS = {
+    ("/api/v2/alerts", "get"): {"200": {"type": "array"}},
+    ("/api/v2/cluster/sku-types", "get"): {"200": {"type": "object"}},
+    ("/api/v2/virtual-clusters/{vc}/sku-types", "get"): {"200": {"type": "object"}},
+    ("/api/v2/users/{user}", "put"): {"201": {"$ref": "#/components/schemas/Response"}},
+}
+LATER_TYPES = {
+    ("JobDetail", "properties", *TASK): "string",
+    ("JobDetail", "properties", "jobStatus", "properties", "appId", "nullable"): True,
+    ("JobSummary", "items", "properties", "jobPriority"): {"type": "string", "nullable": True},
+}
 
 IN_PATH = {
     "vc": "default", "storage": "team", "group": "default", "user": "ada", "job": "done", "jobAttemptId": "0",
@@ -55,6 +80,7 @@ BODIES = {
     "POST /api/v2/authn/basic/login": {"username": "ada", "password": PASSWORDS["ada"]},
     "POST /api/v2/users": EVE,
     "PUT /api/v2/users": {"data": {"username": "eve", "password": "another one"}, "patch": True},
+    "PUT /api/v2/users/{user}": {"data": {"username": "ada", "admin": True}, "patch": True},
     "PUT /api/v2/users/me": {"data": {"username": "ada", "oldPassword": PASSWORDS["ada"], "newPassword": PASSWORDS["ada"]}},
     "PUT /api/v2/jobs/{user}~{job}/executionType": {"value": "STOP"},
     "PUT /api/v2/jobs/{user}~{job}/tag": {"value": "mine"},
@@ -90,6 +116,24 @@ def as_json_schema(node):
     return made
 
 
+def the_description():
+    """OpenPAI's description 2.2.7 as an OpenAPI document."""
+    document = yaml.safe_load(DESCRIPTION.read_text())
+    assert document["info"]["version"] == "2.2.0"
+    for (path, verb), schemas in LATER_OPERATIONS.items():
+        responses = {
+            status: {"content": {"application/json": {"schema": schema}}}
+            for status, schema in schemas.items()
+        }
+        document["paths"].setdefault(path, {})[verb] = {"responses": responses}
+    for (*path, name), value in LATER_TYPES.items():
+        node = document["components"]["schemas"]
+        for key in path:
+            node = node[key]
+        node[name] = value
+    return document
+
+
 def response_schema(document, operation, status):
     """The JSON schema of a response; None if the description has no JSON schema for it.
 
@@ -118,7 +162,7 @@ def answer_of(here, name, path):
 
 
 def test_every_operation_of_the_api_description_matches_its_schema_or_is_documented_as_absent(here):
-    document = as_json_schema(yaml.safe_load(DESCRIPTION.read_text()))
+    document = as_json_schema(the_description())
     operations = {
         f"{verb.upper()} {path}": operation
         for path, verbs in document["paths"].items()
@@ -141,7 +185,8 @@ def test_every_operation_of_the_api_description_matches_its_schema_or_is_documen
             differences[name] = [f"{each.json_path}: {each.message}" for each in found]
     assert differences == {}
     assert absent == ABSENT
-    assert len(operations) == 43
+    # 43 of version 2.2.0, three later ones, and the path of OpenPAI's successor.
+    assert len(operations) == 47
 
 
 def test_every_call_of_the_javascript_sdk_succeeds_or_is_documented_as_absent(here):
@@ -160,3 +205,49 @@ def test_every_call_of_the_javascript_sdk_succeeds_or_is_documented_as_absent(he
     assert result["job.getJob"]["jobStatus"]["appExitSpec"]["solution"][0] == "read the logs of the task"
     assert result["job.getJobConfig"]["name"] == "done"
     assert [each["attemptIndex"] for each in result["jobHistory.getJobAttempts"]] == [0]
+
+
+# The requests of openpaisdk 0.4 for Python: method, path, header Content-Type, and body. Source: microsoft/pai,
+# contrib/python-sdk/openpaisdk/cluster.py. The SDK sends an empty JSON object where it has no body.
+CALLS = {
+    "rest_api_cluster_info": ("GET", "v1", None, {}),
+    "rest_api_token": ("POST", "v1/token", None, {"username": "ada", "password": PASSWORDS["ada"], "expiration": 3600}),
+    "rest_api_user": ("GET", "v1/user/ada", None, {}),
+    "rest_api_virtual_clusters": ("GET", "v1/virtual-clusters", "application/json", {}),
+    "rest_api_submit": ("POST", "v2/jobs", "text/yaml", SUBMITTED),
+    "rest_api_submit of the old format": ("POST", "v1/user/ada/jobs", "application/json", {"jobName": "old", "taskRoles": []}),
+    "rest_api_job_list": ("GET", "v1/jobs", None, {}),
+    "rest_api_job_list of a user": ("GET", "v1/user/ada/jobs", None, {}),
+    "rest_api_job_info": ("GET", "v1/user/ada/jobs/done", None, {}),
+    "rest_api_job_info, config": ("GET", "v1/user/ada/jobs/done/config", None, {}),
+    "rest_api_job_info, ssh": ("GET", "v1/user/ada/jobs/done/ssh", None, {}),
+    "rest_api_execute_job": ("PUT", "v1/user/ada/jobs/made/executionType", None, {"value": "STOP"}),
+}  # fmt: skip
+# The SDK sends no token with these; OpenPAI's server has required one since its REST API v2.
+WITHOUT_TOKEN = {name for name in CALLS if "job_list" in name or "job_info" in name}
+
+
+def test_every_call_of_the_python_sdk_succeeds_or_is_documented_as_absent(here):
+    ada, guest = here.client(application=False), here.client(None)
+
+    def answer(session, name):
+        verb, path, content_type, body = CALLS[name]
+        headers = {"Content-Type": content_type} if content_type else {}
+        sent = {"data": body} if content_type == "text/yaml" else {"json": body}
+        return session.request(
+            verb, f"/rest-server/api/{path}", headers=headers, allow_redirects=False, **sent
+        )
+
+    statuses = {name: answer(ada, name).status_code for name in CALLS}
+    absent = {"rest_api_submit of the old format": 404, "rest_api_job_info, ssh": 404}
+    submitted = {"rest_api_submit": 202, "rest_api_execute_job": 202}
+    assert statuses == {**dict.fromkeys(CALLS, 200), **absent, **submitted}
+    assert {answer(guest, name).status_code for name in WITHOUT_TOKEN} == {401}
+    assert answer(guest, "rest_api_cluster_info").json()["authnMethod"] == "basic"
+    assert "token" in answer(guest, "rest_api_token").json()
+    assert answer(ada, "rest_api_user").json()["virtualCluster"] == ["default"]
+    default = answer(ada, "rest_api_virtual_clusters").json()["default"]
+    assert default["resourcesTotal"].keys() == default["resourcesUsed"].keys() >= {"GPUs", "memory", "vCores"}
+    assert answer(ada, "rest_api_job_info").json()["jobStatus"]["state"] == "FAILED"
+    names = [each["name"] for each in answer(ada, "rest_api_job_list of a user").json()]
+    assert names == ["made", "done"]

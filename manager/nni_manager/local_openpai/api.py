@@ -65,7 +65,8 @@ class OpenPaiApi:
         Pages of `allowed_origins` may use it from a browser. They need a token as all others do: a request never carries cookies.
         """
         v1, v2 = self._routes()
-        api = [Mount("/v1", routes=v1), Mount("/v2", routes=v2)]
+        # A client of v1 asks for this path without a slash, and a redirect would lead to the form with one.
+        api = [Route("/v1", self.info), Mount("/v1", routes=v1), Mount("/v2", routes=v2)]
         return Starlette(
             routes=[
                 Mount("/api", routes=api),
@@ -115,6 +116,7 @@ class OpenPaiApi:
             ]
 
         v1 = [
+            Route("/", self.info),
             Route("/token", self._authenticator.log_in, methods=["POST"]),
             Route("/authn/basic/login", self._authenticator.log_in, methods=["POST"]),
             Route("/jobs", authenticated(self.jobs)),
@@ -286,7 +288,8 @@ class OpenPaiApi:
         at = request.path_params
         task = (*_job_of(request), at["attempt"], at["role"], at["index"], at["task_attempt"])
         names = await asyncio.to_thread(log_sizes, await self._cluster.logs_of(*task))
-        is_tail = request.query_params.get("tail-mode") == "true"
+        # The server reads `tail-mode`; its description and its JavaScript SDK have `tailMode`.
+        is_tail = "true" in (request.query_params.get(name) for name in ("tail-mode", "tailMode"))
         links = [{"name": name, "uri": self._links.link(LogAddress(*task, name), is_tail)} for name in names]
         return JSONResponse({"locations": links})
 

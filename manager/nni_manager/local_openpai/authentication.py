@@ -65,6 +65,8 @@ class Authenticator:
             Route("/users", authenticated(self.update_user), methods=["PUT"]),
             Route("/users/me", authenticated(self.update_myself), methods=["PUT"]),
             Route("/users/{user}", authenticated(self.user), methods=["GET"]),
+            # The path of LTP, OpenPAI's successor, whose body also has the name.
+            Route("/users/{user}", authenticated(self.update_user), methods=["PUT"]),
             Route("/users/{user}", authenticated(self.remove_user), methods=["DELETE"]),
             Route("/users/{user}/password", authenticated(self.set_password), methods=["PUT"]),
             Route("/groups", authenticated(self.groups)),
