@@ -252,10 +252,19 @@ def test_a_local_tunnel_with_an_untrusted_certificate_works_after_the_remedy_in_
     server.start()
     try:
         host = f"https://localhost:{server.port}"
-        with pytest.raises(ClusterUnavailable, match="REQUESTS_CA_BUNDLE adds certificates to trust"):
+        with pytest.raises(
+            ClusterUnavailable, match=r"name that of its CA in paiConfig\.caFile or REQUESTS_CA_BUNDLE"
+        ):
             OpenPai(host, USER, token=TOKEN, retry_policy=QUICK).jobs()
+        assert OpenPai(host, USER, token=TOKEN, ca_file=certificate, retry_policy=QUICK).jobs() == []
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
         assert OpenPai(host, USER, token=TOKEN, retry_policy=QUICK).jobs() == []
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "gone.pem"))
+        assert OpenPai(host, USER, token=TOKEN, ca_file=certificate, retry_policy=QUICK).jobs() == []
+        with pytest.raises(
+            ClusterUnavailable, match=r"gone\.pem \(correct paiConfig\.caFile or REQUESTS_CA_BUNDLE\)"
+        ):
+            OpenPai(host, USER, token=TOKEN, retry_policy=QUICK).jobs()
     finally:
         server.close()
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tls_files
 
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import ExperimentSpec
@@ -226,6 +227,27 @@ def test_a_job_file_replaces_the_resource_keys_and_is_stored_with_the_experiment
     assert config.trial_command == ""
     assert isinstance(config.cluster.job_file, Path)
     assert ExperimentSpec.from_json(config.to_json()) == config
+
+
+def test_the_certificates_of_a_cluster_are_stored_as_an_absolute_path(write, tmp_path):
+    certificate = tls_files.issue(tmp_path / "tls").certificate
+    https = {"host: 10.1.1.1": "host: https://10.1.1.1\n  caFile: tls/certificate.pem"}
+    config = read_experiment_file(write(https))
+    assert (config.cluster.ca_file, config.warnings) == (certificate, ())
+    assert ExperimentSpec.from_json(config.to_json()) == config
+    http = {"host: 10.1.1.1": "host: 10.1.1.1\n  caFile: tls/certificate.pem"}
+    (warning,) = read_experiment_file(write(http)).warnings
+    assert warning.endswith(
+        "paiConfig.caFile has no effect: the cluster is called with http; write https:// before paiConfig.host"
+    )
+
+
+def test_a_file_without_certificates_is_refused(diagnostics):
+    (line,) = diagnostics({"host: 10.1.1.1": "host: https://10.1.1.1\n  caFile: search_space.json"})
+    assert line.endswith(
+        "cannot use paiConfig.caFile search_space.json: it is not a PEM file with certificates; name the CA's certificate "
+        "in PEM format"
+    )
 
 
 def test_the_error_for_a_damaged_stored_experiment_contains_no_credentials(write):

@@ -59,7 +59,7 @@ _WORKSPACE = (_TRIALS, "checkpoints")
 # the state of a custom tuner and a function that trials run, which may be pickles and must not be loaded from an archive.
 _FOLDERS = ("log", "code", "code-with-annotations")
 # Keys of the config, at any depth, whose path may lie in the code folder.
-_IN_CODE = ("code_dir", "config_path", "job_file")
+_IN_CODE = ("code_dir", "config_path", "job_file", "ca_file")
 # Depth of an attempt's folder below `trials`, and its folders that are left out: the code has its own member, and no keeper of
 # another secret accepts the signatures of checkpoints, which may be pickles.
 _ATTEMPT_DEPTH = 4

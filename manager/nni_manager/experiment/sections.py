@@ -134,6 +134,7 @@ class OpenpaiConfig(TrainingServiceConfig):
     container_storage_mount_point: Where containers have the same folder.
     storage_config_name: The name of the shared storage on OpenPAI.
     openpai_config_file: A job file of your own.
+    ca_file: The CA certificates to trust when the cluster is called with `https`.
     keeper: Where the keeper of a container is: in the image, in the bundle, or `auto`: in the bundle if the image has
         none of this version.
     """
@@ -166,6 +167,9 @@ class OpenpaiConfig(TrainingServiceConfig):
     """The name of the shared storage on OpenPAI. Value: the name of a storage of OpenPAI."""
     openpai_config_file: PathOrText | None = None
     """A job file of your own. Value: the path of an OpenPAI job file."""
+    ca_file: PathOrText | None = None
+    """The CA certificates to trust when the cluster is called with `https`. Value: the path of a PEM file. Since 0.7,
+    not in NNI. Default: those that this machine trusts."""
     keeper: str | None = None
     """Where the keeper of a container is: in the image, in the bundle, or `auto`: in the bundle if the image has none
     of this version. Value: one of auto, image, bundle. Since 0.7, not in NNI. Default: `auto`."""

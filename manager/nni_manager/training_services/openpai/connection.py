@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -123,9 +124,11 @@ class PaiConnection:
         password: str | None = None,
         newer_token: Callable[[], str | None] = lambda: None,
         retry_policy: ClientRetryPolicy | None = None,
+        ca_file: Path | None = None,
         is_own: bool = False,
     ) -> None:
-        """`host` is given with or without scheme. With a password, a token is fetched when needed.
+        """`host` is given with or without scheme. With a password, a token is fetched when needed. `ca_file` has the CA
+        certificates to trust, in PEM format; None: those that this machine trusts.
 
         `newer_token` is called when a token has expired; it may return a replacement. It may be called from any thread.
 
@@ -146,6 +149,7 @@ class PaiConnection:
         self._token = token
         self._password = password
         self._newer_token = newer_token
+        self._ca_file = None if ca_file is None else str(ca_file)
         self._is_own = is_own
         self._retry_policy = retry_policy or ClientRetryPolicy()
         self._login = threading.Lock()
@@ -199,9 +203,13 @@ class PaiConnection:
                     auth=None if token is None else partial(_authorize, token),
                     timeout=(policy.connect_within_s, policy.answer_within_s),
                     allow_redirects=False,
+                    # Only as an argument of the call it takes precedence over REQUESTS_CA_BUNDLE.
+                    verify=self._ca_file,
                     **options,
                 )
-            except requests.RequestException as error:
+            except (
+                OSError
+            ) as error:  # also of requests itself, for a file of certificates that does not exist
                 problem, may_be_done, limit = why_no_answer(error), True, None
             else:
                 status = answer.status_code
@@ -374,21 +382,21 @@ def _of_violations(text: str) -> str:
     return ", ".join(f"{each.get('dataPath', '')} {each.get('message', '')}".strip() for each in errors)
 
 
-def why_no_answer(error: requests.RequestException) -> str:
+def why_no_answer(error: OSError) -> str:
     """Returns the reason of a failed call, without the library's message: its address may contain a token."""
     if (untrusted := untrusted_listener_in(error)) is not None:
         return str(untrusted)
     match error:
         case requests.exceptions.SSLError():
-            return (
-                "this machine does not trust its certificate (REQUESTS_CA_BUNDLE adds certificates to trust)"
-            )
+            return "this machine does not trust its certificate (name that of its CA in paiConfig.caFile or REQUESTS_CA_BUNDLE)"
         case requests.ConnectTimeout():
             return "the connection timed out"
         case requests.Timeout():
             return "the answer timed out"
         case requests.exceptions.ProxyError():
             return "this machine's proxy refuses the connection"
+        case OSError() if not isinstance(error, requests.RequestException):
+            return f"{error} (correct paiConfig.caFile or REQUESTS_CA_BUNDLE)"
     return "the connection was refused or lost"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,8 @@ class OpenpaiServiceKeys(ServiceKeys):
         v1="/trial.paiStorageConfigName", unset=_IN_JOB_FILE, about="the name of the shared storage on OpenPAI")
     openpai_config_file: str | None = line("the path of an OpenPAI job file", "job.yml", None, kind="file",
         v1="/trial.paiConfigPath", about="[a job file of your own](openpai.md#a-job-file-of-your-own)")
+    ca_file: str | None = line("the path of a PEM file", "/etc/ssl/openpai.pem", None, kind="file", since="0.7",
+        unset="those that this machine trusts", about="the CA certificates to trust when the cluster is called with `https`")
     keeper: KeeperSource = keeper_source()
     gpu_num: int | None = whole(0, 99999, "1", None, only_v1=True, about="the default of `trial.gpuNum`")
     cpu_num: int | None = whole(1, 99999, "1", None, only_v1=True, about="the default of `trial.cpuNum`")
@@ -221,6 +224,7 @@ class OpenpaiFile(PlatformFile):
             file.set_default_image(service, SERVICE)
 
     _storage: Path | None = None
+    _ca_file: Path | None = None
     _job_file: Path | None = None
     _job_text: str | None = None
 
@@ -230,7 +234,7 @@ class OpenpaiFile(PlatformFile):
         return self._storage
 
     def check(self) -> None:
-        """Check the login, the storage, and that a job file or keys describe the job."""
+        """Check the login, the certificates, the storage, and that a job file or keys describe the job."""
         reading, service = self.reading, self.service
         is_local = is_on_local_openpai(service)
         refuse_missing(reading.raw, service, reading.refuse)
@@ -238,6 +242,7 @@ class OpenpaiFile(PlatformFile):
         wrong = None if is_local else reason_against_login(service, reading.refuse)
         if wrong is not None:
             reading.report(*wrong)
+        self._check_certificates((*SERVICE, "caFile"))
         key_path = (*SERVICE, "localStorageMountPoint")
         self._storage = reading.absolute(key_path, service.get(key_path[-1]))
         if self._storage is not None and (why := reason_against_storage(self._storage, is_local)) is not None:
@@ -247,6 +252,28 @@ class OpenpaiFile(PlatformFile):
                 "«trialCommand» has no effect: the job file of «trainingService.openpaiConfigFile» has the commands; remove it"
             )
         self._read_job_file((*SERVICE, "openpaiConfigFile"))
+
+    def _check_certificates(self, key_path: KeyPath) -> None:
+        self._ca_file = self.reading.absolute(key_path, self.service.get(str(key_path[-1])))
+        if self._ca_file is None:
+            return
+        if not str(self.service.get("host")).startswith("https://"):
+            self.reading.warn(
+                "«trainingService.caFile» has no effect: the cluster is called with http; write https:// before "
+                "«trainingService.host»"
+            )
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(self._ca_file)
+        except OSError as error:
+            why = (
+                "it is not a PEM file with certificates"
+                if isinstance(error, ssl.SSLError)
+                else error.strerror
+            )
+            self.reading.report(
+                key_path,
+                f"cannot use {ref(key_path)} {self._ca_file}: {why}; name the CA's certificate in PEM format",
+            )
 
     def _read_job_file(self, key_path: KeyPath) -> None:
         self._job_file = self.reading.absolute(key_path, self.service.get(str(key_path[-1])))
@@ -276,6 +303,7 @@ class OpenpaiFile(PlatformFile):
             gpu=service.gpu_num if gpu is None else gpu,
             cpu=service.cpu_num if cpu is None else cpu,
             memory_mb=service.memory_mb if memory_mb is None else memory_mb,
+            ca_file=self._ca_file,
             job_file=self._job_file,
             job_text=self._job_text,
         )

@@ -64,6 +64,7 @@ class OpenPaiPlatform(Platform):
             token=pai.token,
             password=pai.password,
             newer_token=lambda: None if login is None else login().token,
+            ca_file=pai.ca_file,
             retry_policy=retry_policy,
         )
 

@@ -18,8 +18,9 @@ LOCAL_HOST = "local"
 class PaiConfig(ClusterConfig):
     """An OpenPAI cluster and the settings of its jobs. Exactly one of `token` and `password` is set unless `is_local`.
 
-    `storage` is the path of the shared folder on the manager's machine, `mount` its path in containers. `image`,
-    `storage_name`, `cpu`, `gpu` and `memory_mb` are None only if `job_text`, the content of `job_file`, describes the job.
+    `storage` is the path of the shared folder on the manager's machine, `mount` its path in containers. `ca_file` has the CA
+    certificates to trust; None: those that this machine trusts. `image`, `storage_name`, `cpu`, `gpu` and `memory_mb` are None
+    only if `job_text`, the content of `job_file`, describes the job.
     """
 
     host: str
@@ -37,6 +38,7 @@ class PaiConfig(ClusterConfig):
     job_file: Path | None = None
     job_text: str | None = field(default=None, repr=False)
     keeper: KeeperSource = "auto"
+    ca_file: Path | None = None
 
     @property
     def is_local(self) -> bool:
@@ -82,6 +84,7 @@ class PaiConfig(ClusterConfig):
         return {
             "host": self.host,
             "username": self.user,
+            "caFile": None if self.ca_file is None else str(self.ca_file),
             "dockerImage": self.image,
             "trialCpuNumber": self.cpu,
             "trialMemorySize": None if self.memory_mb is None else f"{self.memory_mb}MB",
