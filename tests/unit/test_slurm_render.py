@@ -1,6 +1,7 @@
 """The call of sbatch, the batch script and the environment of a job on Slurm."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -152,3 +153,42 @@ def test_a_job_exits_with_the_workspace_exit_code_if_its_node_lacks_the_shared_f
     assert done.returncode == KeeperExit.WORKSPACE
     assert "absent" in done.stderr
     assert "use a folder that the compute nodes share" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("keys", "options"),
+    [
+        ({}, []),
+        ({"gpus": 2}, ["--nv"]),
+        ({"gres": "gpu:a100:2"}, ["--nv"]),
+        ({"gres": "license:1"}, []),
+        ({"gpus": 2, "container_args": ("--rocm", "--bind=/my data")}, ["--rocm", "--bind=/my data"]),
+    ],
+)
+@pytest.mark.parametrize("program", ["apptainer", "singularity"])
+def test_a_job_with_an_image_runs_its_keeper_in_a_container(tmp_path, monkeypatch, program, keys, options):
+    (tmp_path / program).write_text('#!/bin/bash\nprintf "%s\\n" "${0##*/}" "$@"\n')
+    (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+    section = SlurmSection(container_image="/home/ada/my train.sif", **keys)
+    container = render.container_snippet(section, "/home/ada/its folder")
+    done = run(render.batch_script("/a folder/run.sh", str(tmp_path / "started"), container))
+    assert done.stdout.splitlines() == [
+        *(program, "exec", "--bind=/home/ada/its folder", *options, "/home/ada/my train.sif"),
+        *("bash", "/a folder/run.sh"),
+    ]
+
+
+def test_a_job_on_a_node_without_apptainer_exits_with_a_remedy(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", os.defpath)
+    container = render.container_snippet(SlurmSection(container_image="docker://train"), "/home/ada")
+    done = run(render.batch_script("run.sh", str(tmp_path / "started"), container))
+    assert done.returncode == KeeperExit.MISSING
+    assert "cannot find apptainer on this node; load its module before nnictl create" in done.stderr
+
+
+def test_a_variable_named_container_does_not_change_a_job_without_an_image(tmp_path, monkeypatch):
+    monkeypatch.setenv("in_container", "false")
+    (tmp_path / "run.sh").write_text("echo runs")
+    done = run(render.batch_script(str(tmp_path / "run.sh"), str(tmp_path / "started"), ""))
+    assert done.stdout == "runs\n"

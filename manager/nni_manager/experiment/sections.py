@@ -430,6 +430,10 @@ class SlurmConfig(TrainingServiceConfig):
     nodes: The nodes of a job; the trial's command runs on the first one, and starts the others with `srun`.
     ntasks: The tasks that the trial's command may start with `srun`.
     extra_args: Other options of `sbatch`, each in the form `--name=value`.
+    container_image: The image of the container in which Apptainer runs each job.
+    container_args: Other options of `apptainer exec`, each in the form `--name=value`.
+    keeper: Where the keeper of a container is: in the image, in the bundle, or `auto`: in the bundle if the image has
+        none of this version.
     login: The login node whose Slurm commands are used.
     """
 
@@ -467,6 +471,15 @@ class SlurmConfig(TrainingServiceConfig):
     extra_args: list[str] | None = None
     """Other options of `sbatch`, each in the form `--name=value`. Value: a list of options of sbatch. Since 0.7, not in
     NNI."""
+    container_image: str | None = None
+    """The image of the container in which Apptainer runs each job. Value: a .sif file, a folder with an image, or an
+    address such as docker://IMAGE. Since 0.7, not in NNI. Default: no container."""
+    container_args: list[str] | None = None
+    """Other options of `apptainer exec`, each in the form `--name=value`. Value: a list of options of apptainer exec.
+    Since 0.7, not in NNI."""
+    keeper: str | None = None
+    """Where the keeper of a container is: in the image, in the bundle, or `auto`: in the bundle if the image has none
+    of this version. Value: one of auto, image, bundle. Since 0.7, not in NNI. Default: `auto`."""
     login: str | None = None
     """The login node whose Slurm commands are used. Value: a host for ssh, or user@host:port. Since 0.7, not in NNI.
     Default: this machine."""

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
-from pydantic import field_validator
+from pydantic import ValidationInfo, field_validator
 
-from nni_manager.config.diagnostics import shown
-from nni_manager.config.experiment_schema import COMMAND, ExperimentKeys, ServiceKeys, Size, size
+from nni_manager.config.diagnostics import KeyPath, ref, shown
+from nni_manager.config.dialect import SERVICE
+from nni_manager.config.experiment_schema import (
+    COMMAND,
+    ExperimentKeys,
+    ServiceKeys,
+    Size,
+    keeper_source,
+    size,
+)
 from nni_manager.config.platform_file import PlatformFile
 from nni_manager.config.schema import line, mapping, must_be, refusal, text, whole
+from nni_manager.support.keeper_bundle import KeeperSource
 from nni_manager.training_services.slurm.render import OWN_OPTIONS, TIME_LIMIT
 from nni_manager.training_services.slurm.section import SlurmSection
 from nni_manager.training_services.ssh.login import ADDRESS
@@ -45,17 +55,30 @@ class SlurmServiceKeys(ServiceKeys):
         about="the tasks that the trial's command may start with `srun`")
     extra_args: list[str] = must_be("a list of options of sbatch", '["--exclusive"]', [], since=_SINCE,
         about="other options of `sbatch`, each in the form `--name=value`")
+    container_image: str | None = line("a .sif file, a folder with an image, or an address such as docker://IMAGE",
+        "train.sif", None, since=_SINCE, unset="no container",
+        about="the image of the [container](slurm.md#containers) in which Apptainer runs each job")
+    container_args: list[str] = must_be("a list of options of apptainer exec", '["--bind=/data"]', [], since=_SINCE,
+        about="other options of `apptainer exec`, each in the form `--name=value`")
+    keeper: KeeperSource = keeper_source()
     login: str | None = must_be("a host for ssh, or user@host:port", "ada@login1", None, since=_SINCE, pattern=ADDRESS,
         unset="this machine", about="the [login node](slurm.md#a-manager-elsewhere) whose Slurm commands are used")
     # fmt: on
+
+    @field_validator("extra_args", "container_args")
+    @classmethod
+    def _are_long_options(cls, options: list[str], about: ValidationInfo) -> list[str]:
+        example = "--exclusive or --nice=100" if about.field_name == "extra_args" else "--nv or --bind=/data"
+        for option in options:
+            if re.match("--[^=]", option) is None:
+                raise refusal(f"{shown(option)} is not a long option; write e.g. {example}")
+        return options
 
     @field_validator("extra_args")
     @classmethod
     def _are_free_options(cls, options: list[str]) -> list[str]:
         for option in options:
             name = option.partition("=")[0]
-            if not name.startswith("--") or len(name) < 3:
-                raise refusal(f"{shown(option)} is not a long option; write e.g. --exclusive or --nice=100")
             if name in OWN_OPTIONS:
                 raise refusal(f"{name} is set for each job by nnictl; remove it")
         return options
@@ -80,6 +103,32 @@ class SlurmFile(PlatformFile):
         "trainingService.mem": "the key of the memory is memory; write e.g. memory: 16gb",
     }
 
+    _image: str | None = None
+
+    def check(self) -> None:
+        """Check that an image that is a file or a folder exists, and that no key of a container stands without an image."""
+        key_path = (*SERVICE, "containerImage")
+        image = self.service.get("containerImage")
+        if image is None:
+            self._check_keys_without_image(key_path)
+        elif not isinstance(image, str) or re.match(r"\w+://", image):
+            self._image = image
+        elif (path := self.reading.absolute(key_path, image)) is not None:
+            self._image = str(path)
+            if not path.exists():
+                self.reading.report(
+                    key_path,
+                    f"cannot use {ref(key_path)} {path}: it does not exist; name a file or folder of the shared home, or an "
+                    "address such as docker://IMAGE",
+                )
+
+    def _check_keys_without_image(self, key_path: KeyPath) -> None:
+        for name in ("containerArgs", "keeper"):
+            if self.service.get(name):
+                self.reading.warn(
+                    f"{ref((*SERVICE, name))} has no effect without {ref(key_path)}; add it, or remove the key"
+                )
+
     def cluster(self, file: SlurmExperimentKeys) -> SlurmSection:
         """The options of the jobs."""
         service = file.training_service
@@ -89,6 +138,8 @@ class SlurmFile(PlatformFile):
             gpus=file.trial_gpu_number if service.gpus is None else service.gpus,
             memory_mb=service.memory,
             extra_args=tuple(service.extra_args),
+            container_image=self._image,
+            container_args=tuple(service.container_args),
         )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.store.folders import ExperimentFolder
+from nni_manager.support.keeper_bundle import bundle_for
 from nni_manager.training_services.errors import QuotaExceeded
 from nni_manager.training_services.platform import Platform, PlatformCheck, ServiceFactory
 from nni_manager.training_services.slurm.client import Slurm, SlurmMissing, missing
@@ -33,11 +34,14 @@ class SlurmPlatform(Platform):
         return partial(SlurmService, self.section, folder)
 
     def check_offline(self) -> None:
-        """Check that Slurm's commands are here, or the SSH client for those of a login node.
+        """Check that Slurm's commands are here, or the SSH client for those of a login node; and the keeper's bundle.
 
         Raises:
             UserError: they are not.
+            BundleUnusable: the file requires a bundle, and there is none of this version.
         """
+        if self.section.container_image is not None:
+            bundle_for(self.section.keeper)
         if self.section.login is not None:
             require_client("slurmConfig.login")
         elif shutil.which("sbatch") is None:

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from nni_manager.support.keeper_bundle import KeeperBundle
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from nni_manager.training_services.slurm.section import SlurmSection
 from trial_keeper.exit_codes import KeeperExit
@@ -41,6 +42,8 @@ OWN_OPTIONS = frozenset(
     }
 )
 """The options that identify a job or start its keeper, and those that change what sbatch prints."""
+# Those of apptainer exec that give a container GPUs.
+_GPU_OPTIONS = frozenset(("--nv", "--nvccli", "--rocm"))
 # Defaults of the user for commands whose output is read here, and what a job around the manager has set for itself.
 _NOT_PASSED = ("SQUEUE_", "SCANCEL_", "SACCT_", "SLURM_", "SBATCH_ARRAY", "SBATCH_CLUSTERS", "SBATCH_WAIT")
 
@@ -113,8 +116,8 @@ def sbatch_command(section: SlurmSection, name: str, folder: str, log: str) -> l
     ]
 
 
-def batch_script(run_script: str, started: str) -> str:
-    """The batch script: runs `run_script` once, whose first process Slurm signals.
+def batch_script(run_script: str, started: str, container: str = "") -> str:
+    """The batch script: runs `run_script` once, whose first process Slurm signals. `container`: see `container_snippet`.
 
     `started` is a file that exists once the job has started. A slurmctld that was killed has lost its last seconds, and may
     start a job again that has ended.
@@ -130,16 +133,37 @@ if ! (set -C; : > {started}); then
   echo "trial-keeper: cannot create this file; use a folder that the compute nodes share" >&2
   exit {int(KeeperExit.WORKSPACE)}
 fi
-exec bash {shlex.quote(run_script)}
+{container}exec {'"${in_container[@]}" ' if container else ""}bash {shlex.quote(run_script)}
 """
 
 
-def run_script(python: str) -> str:
-    """The content of run.sh: the keeper of a container, or that of the manager's `python` on the shared home."""
+def container_snippet(section: SlurmSection, folder: str) -> str:
+    """Lines of bash that set `in_container` to the call of Apptainer, or of its fork SingularityCE; empty without an image.
+
+    Both pass the environment and signals to the container, whose first process therefore is the job's. `folder`: the
+    experiment's, which has the same path there.
+    """
+    if section.container_image is None:
+        return ""
+    has_gpus = bool(section.gpus) or (section.gres or "").startswith("gpu")
+    chosen = {option.partition("=")[0] for option in section.container_args}
+    gpus = ["--nv"] if has_gpus and not chosen & _GPU_OPTIONS else []
+    options = [f"--bind={folder}", *gpus, *section.container_args, section.container_image]
+    return f"""\
+if ! apptainer=$(command -v apptainer || command -v singularity); then
+  echo "trial-keeper: cannot find apptainer on this node; load its module before nnictl create, so that jobs have it on PATH" >&2
+  exit {int(KeeperExit.MISSING)}
+fi
+in_container=("$apptainer" exec {shlex.join(options)})
+"""
+
+
+def run_script(python: str | None, bundle: KeeperBundle | None = None) -> str:
+    """The content of run.sh: the keeper of a container, of the bundle, or of the manager's `python` on the shared home."""
     return f"""\
 #!/bin/bash
 # Started once per job; the TRIAL_KEEPER_* variables are the keeper's settings.
-{keeper_lookup_snippet(python)}
+{keeper_lookup_snippet(python, bundle)}
 exec "${{keeper[@]}}"
 """
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import StringConstraints
 
 from nni_manager.config.cluster import ClusterConfig
+from nni_manager.support.keeper_bundle import KeeperSource
 from nni_manager.training_services.ssh.login import ADDRESS, SshLogin
 
 
@@ -15,6 +16,7 @@ from nni_manager.training_services.ssh.login import ADDRESS, SshLogin
 class SlurmSection(ClusterConfig):
     """The options of the experiment's jobs. None: Slurm's own default. `gpus` is the number for a whole job.
 
+    `container_image`: the absolute path of a file or folder, or an address for Apptainer; None: jobs run in no container.
     `login`: the login node whose commands are used, `user@host:port`; None: this machine's.
     """
 
@@ -30,6 +32,9 @@ class SlurmSection(ClusterConfig):
     nodes: int | None = None
     ntasks: int | None = None
     extra_args: tuple[str, ...] = ()
+    container_image: str | None = None
+    container_args: tuple[str, ...] = ()
+    keeper: KeeperSource = "auto"
     login: Annotated[str, StringConstraints(pattern=ADDRESS)] | None = None
 
     @property
@@ -61,6 +66,8 @@ class SlurmSection(ClusterConfig):
             "nodes": self.nodes,
             "ntasks": self.ntasks,
             "extraArgs": list(self.extra_args),
+            "containerImage": self.container_image,
+            "containerArgs": list(self.container_args),
             "login": self.login,
         }
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store.folders import ExperimentFolder
+from nni_manager.support.keeper_bundle import bundle_for
 from nni_manager.support.task_set import TaskSet
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.errors import QuotaExceeded
@@ -55,7 +56,9 @@ class SlurmService(TrainingService):
         on_job_ended: Callable[[JobEnded], None],
     ) -> None:
         super().__init__(on_job_ended)
-        self.run_script = render.run_script(sys.executable)
+        has_image = section.container_image is not None
+        self.bundle = bundle_for(section.keeper) if has_image else None
+        self.run_script = render.run_script(None if has_image else sys.executable, self.bundle)
         self._slurm, self._section = Slurm(section.ssh_login), section
         self._workspace, self._files = folder.workspace, JobFiles(folder.jobs)
         self._experiment_id = folder.workspace.root.name
@@ -114,7 +117,8 @@ class SlurmService(TrainingService):
     async def _submit(self, job: Job, settings: KeeperSettings) -> None:
         log, started = str(self._files.log(job.job_id)), str(self._files.started(job.job_id))
         command = render.sbatch_command(self._section, job.name, str(self._workspace.root), log)
-        script = render.batch_script(str(self._workspace.run_sh), started)
+        container = render.container_snippet(self._section, str(self._workspace.root))
+        script = render.batch_script(str(self._workspace.run_sh), started, container)
         # sbatch passes its environment to the job.
         job.slurm_id = await self._call(self._slurm.submit, command, script, settings.to_environ())
         job.missing_polls = 0
