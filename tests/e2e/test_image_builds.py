@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import scaled_s
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCES = ("nni_sdk", "trial_keeper", "manager", "docs", "images")
@@ -40,7 +41,7 @@ def build(checkout, *arguments, **environ):
         env={**os.environ, "PATH": paths, "PYTHON": sys.executable, **environ},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=scaled_s(300),
     )
 
 

@@ -21,6 +21,7 @@ from real_experiment import wait_until
 from tls_files import issue
 from user_home import BIN, environ_of, left_in, processes_of
 
+from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.support.http_server import MAX_CONNECTIONS
 from trial_keeper import __version__
@@ -85,7 +86,7 @@ def nnictl(place):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=DEADLINE_S,
+            timeout=DEADLINE_S + MAX_STOP_S,  # `nnictl stop` may wait for the grace periods of trials
         )
 
     return run
@@ -698,7 +699,7 @@ def test_all_servers_use_the_configured_certificate_files_and_nnictl_connects_to
         f"{url}/experiments/{line['id']}/api/v1/nni/summary",
         headers={"Authorization": f"Bearer {token}"},
         verify=files.certificate,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert answer.json()["status"] == "RUNNING"
     assert nnictl("web", "--stop").returncode == 0

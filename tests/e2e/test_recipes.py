@@ -190,7 +190,7 @@ def test_the_example_for_nni_users_runs_with_nnis_own_manager(tmp_path):
     api, end = f"http://127.0.0.1:{port}/api/v1/nni", None
 
     def ended():
-        found = requests.get(f"{api}/check-status", timeout=9).json()
+        found = requests.get(f"{api}/check-status", timeout=DEADLINE_S).json()
         return found if found["status"] in ("DONE", "ERROR") else None
 
     try:
@@ -209,7 +209,7 @@ def test_the_example_for_nni_users_runs_with_nnis_own_manager(tmp_path):
                 "NNI's manager or tuner did not start within NNI's own limits, five times: this machine is too busy"
             )
         assert end == {"status": "DONE", "errors": []}
-        trials = requests.get(f"{api}/trial-jobs", timeout=9).json()
+        trials = requests.get(f"{api}/trial-jobs", timeout=DEADLINE_S).json()
         assert [trial["status"] for trial in trials] == ["SUCCEEDED"] * 2
     finally:
         nnictl_of_nni([command[0], "stop", "--all"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 from playwright.sync_api import Browser, BrowserContext, CDPSession, Locator, Page, expect, sync_playwright
 
 # The headless shell is the browser's engine without its windows and services, so it takes a quarter less CPU time.
@@ -24,8 +25,7 @@ FLAGS = [
     "--disable-sync",
     "--disable-dev-shm-usage",
 ]
-# The timeout is long enough for a busy machine.
-WITHIN_MS = 45_000
+WITHIN_MS = 1e3 * DEADLINE_S
 SCREENSHOTS = Path(os.environ.get("PAGE_SCREENSHOTS", Path(__file__).parents[2] / "build" / "screenshots"))
 
 needs_chromium = pytest.mark.skipif(
