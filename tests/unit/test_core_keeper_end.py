@@ -15,12 +15,14 @@ from simulated_keeper import (
 )
 
 from trial_keeper.core.events import (
+    Effect,
     ExitKeeper,
     ExitNotRecorded,
     LinkLost,
     ManagerMoved,
     OpenLink,
     Send,
+    SignalReceived,
     SignalTrial,
     TimerFired,
     TrialSpawned,
@@ -102,6 +104,49 @@ def test_a_keeper_that_has_never_connected_waits_only_5_s_for_a_manager(simulate
     simulated.at(100, LinkLost("nobody there"))
     assert ExitKeeper(3) not in simulated.at(104.9, TimerFired())
     assert simulated.at(105, TimerFired())[-1] == ExitKeeper(3)
+
+
+def test_a_keeper_that_a_signal_ends_without_its_manager_waits_only_5_s(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(1, LinkLost("manager killed"))
+    simulated.at(100, SignalReceived(15))
+    assert not exits_in(simulated.at(110, exited(None, 15)))
+    simulated.at(110, LinkLost("nobody there"))
+    assert not exits_in(simulated.at(114.9, TimerFired()))
+    assert simulated.at(115, TimerFired())[-1] == ExitKeeper(143)
+
+
+@pytest.mark.parametrize(("signalled_s", "exits_s"), [(110, 115), (128, 130)])
+def test_a_signal_ends_the_wait_of_a_keeper_for_an_absent_manager_within_5_s(
+    simulated: SimulatedKeeper, signalled_s: float, exits_s: float
+) -> None:
+    simulated.running().at(1, LinkLost("manager killed"))
+    simulated.at(100, exited(3))
+    simulated.at(100, LinkLost("nobody there"))
+    assert not exits_in(simulated.at(signalled_s, SignalReceived(15)))
+    if simulated.keeper.link.state is LinkState.CONNECTING:
+        simulated.at(signalled_s, LinkLost("nobody there"))
+    assert not exits_in(simulated.at(exits_s - 0.1, TimerFired()))
+    assert simulated.at(exits_s, TimerFired())[-1] == ExitKeeper(3)
+
+
+def test_a_signalled_keeper_waits_for_a_manager_that_is_back_or_if_it_has_no_exit_record(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running().at(1, LinkLost("manager killed"))
+    simulated.at(100, SignalReceived(15))
+    simulated.at(101, exited(None, 15))
+    simulated.at(103, welcome({Stream.METRICS: 0}))
+    assert not exits_in(simulated.at(132.9, TimerFired()))
+    simulated.at(132.9, LinkLost("manager killed"))
+    simulated.at(132.9, ExitNotRecorded())
+    assert not exits_in(simulated.at(162.8, TimerFired()))
+    if simulated.keeper.link.state is LinkState.CONNECTING:
+        simulated.at(162.8, LinkLost("nobody there"))
+    assert simulated.at(162.9, TimerFired())[-1] == ExitKeeper(143)
+
+
+def exits_in(effects: list[Effect]) -> list[Effect]:
+    return [effect for effect in effects if isinstance(effect, ExitKeeper)]
 
 
 def test_a_keeper_that_cannot_write_the_exit_record_waits_30_s_for_a_manager(

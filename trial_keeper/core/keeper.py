@@ -13,7 +13,8 @@ trial ends. A queued trial can be revoked for an idle job; a keeper that acknowl
 The keeper drains when its single trial has ended, or when it has run the maximum number of trials. It also drains on `Shutdown`,
 on a signal, after a trial that could not be cleaned up, and after too long a time without a trial or without any manager. The
 keeper exits when the manager has everything, or after `linger_s` without progress: the workspace then has the complete record.
-A keeper that never connected lingers for a shorter time, unless an exit.json could not be written.
+A keeper that never connected, or that a signal ends while its manager is away, lingers for a shorter time, unless an exit.json
+could not be written.
 
 All times named `now_s` are on the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
@@ -32,8 +33,9 @@ from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
-# Enough to connect to a manager that is starting. Behind a firewall every trial's container lingers this long.
-LINGER_NEVER_CONNECTED_S = 5.0
+# Enough to connect to a manager that is starting. Behind a firewall every trial's container lingers this long, and `nnictl stop`
+# waits for it if the manager has crashed.
+SHORT_LINGER_S = 5.0
 # Covers a manager's restart; a job behind a firewall would otherwise hold its GPUs for nothing.
 MAX_UNREACHABLE_S = 120.0
 # While the last of these trials runs, the manager receives the reports and dispatches more. The manager prefetches as many only
@@ -156,7 +158,7 @@ class Keeper:
                 # A signal to the keeper ends the job. It comes from the cluster, sometimes on a request of the manager, which has
                 # then recorded its own reason.
                 self._start_draining(now_s)
-                return [*self._stop(ExitReason.JOB_LOST, now_s), *self._note_signal()]
+                return [*self._stop(ExitReason.JOB_LOST, now_s), *self._note_signal(now_s)]
             case m.Welcome():
                 return self._note_link(event, now_s)
             case events.LinkLost():
@@ -307,9 +309,10 @@ class Keeper:
             LogDecision(attempt.key, f"the training code awaits the stop notice: SIGTERM in {delay_s:g} s")
         ]
 
-    def _note_signal(self) -> list[Effect]:
+    def _note_signal(self, now_s: float) -> list[Effect]:
         """Kill the trial at once on a second signal."""
         was_signalled, self._was_signalled = self._was_signalled, True
+        self._lingers_until_s = min(self._lingers_until_s, now_s + self._linger_s)
         attempt = self.current
         if not was_signalled or attempt is None or attempt.kill_at_s is None:
             return []
@@ -433,11 +436,14 @@ class Keeper:
         return effects + self._report_idle()
 
     def _note_progress(self, now_s: float) -> None:
-        linger_s = self.settings.linger_s
+        self._lingers_until_s = now_s + self._linger_s
+
+    @property
+    def _linger_s(self) -> float:
+        is_ending = self._was_signalled and self.link.state is not LinkState.UP
         # Without exit.json and a manager, the trial's result would be lost with the keeper.
-        if not (self._was_linked or self._record_is_incomplete):
-            linger_s = min(linger_s, LINGER_NEVER_CONNECTED_S)
-        self._lingers_until_s = now_s + linger_s
+        is_short = (is_ending or not self._was_linked) and not self._record_is_incomplete
+        return min(self.settings.linger_s, SHORT_LINGER_S) if is_short else self.settings.linger_s
 
     def _note_link_down(
         self, change: LinkEvent, what: str, event: events.LinkLost | events.LinkRefused, now_s: float
