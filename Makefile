@@ -17,6 +17,9 @@ OPTIONAL_PROGRAMS := podman runc catatonit mmdebstrap gcc ip iptables fusermount
 
 # What warm trials are measured beside. Pinned, so that a change of the ratio is one of ours.
 RAY_TUNE := ray[tune]==2.60.0
+# What trials in processes of their own are measured beside. Without its extras, which bring CUDA.
+SYNE_TUNE := syne-tune==0.16.0
+OF_SYNE_TUNE := numpy pandas dill sortedcontainers typing-extensions psutil
 # What callbacks are measured beside: those of Optuna and W&B, for XGBoost.
 CALLBACKS := optuna-integration==5.0.0 wandb==0.31.0 xgboost-cpu==3.2.0
 
@@ -140,7 +143,7 @@ bench: .venv/.installed-test ## measure the budgets and print the table; ROWS="d
 	python tests/benchmarks/run.py $(ROWS) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(JSON),--json '$(JSON)') \
 	  $(if $(BEFORE),--compare '$(BEFORE)' '$(AFTER)')
 
-peers: .venv/peers/ray/.installed .venv/peers/callbacks/.installed ## install what make bench compares with: Ray Tune, 630 MB; callbacks, 350 MB
+peers: .venv/peers/ray/.installed .venv/peers/syne-tune/.installed .venv/peers/callbacks/.installed ## install what make bench compares with: Ray Tune, 630 MB; Syne Tune, 140 MB; callbacks, 350 MB
 
 frameworks: .venv/frameworks/.installed ## install the frameworks on PyTorch that nni_sdk.integrations is tested with, 1.3 GB
 
@@ -211,6 +214,13 @@ build/docs/static/mermaid.min.js: Makefile
 	@echo "installing $(RAY_TUNE) into .venv/peers/ray"
 	@python -m venv .venv/peers/ray
 	@.venv/peers/ray/bin/python -m pip install --quiet --disable-pip-version-check --no-compile '$(RAY_TUNE)'
+	@touch '$@'
+
+.venv/peers/syne-tune/.installed: Makefile | .venv/bin/pip
+	@echo "installing $(SYNE_TUNE) into .venv/peers/syne-tune"
+	@python -m venv .venv/peers/syne-tune
+	@install=".venv/peers/syne-tune/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"; \
+	$$install $(OF_SYNE_TUNE) && $$install --no-deps '$(SYNE_TUNE)'
 	@touch '$@'
 
 $(foreach each,$(TUNING_PEERS),.venv/peers/$(each)/.installed): .venv/peers/%/.installed: Makefile | .venv/bin/pip

@@ -1,4 +1,4 @@
-"""The delay between two trials, with the real manager; compared with bare processes, bare forks, and Ray Tune."""
+"""The delay between two trials, with the real manager; compared with bare processes, bare forks, Ray Tune and Syne Tune."""
 
 import itertools
 import os
@@ -14,12 +14,14 @@ from deadlines import scaled_s
 # The shared helper is in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
-from ray_peer import RayLacking, ray_times
 from real_experiment import RealExperiment
 from table import Row, render
+from trial_peers import PeerLacking, ray_times, syne_times
 
 TURNS = 200
 SINGLE_TURNS = 20
+# With its default poll, Syne Tune takes up to 5 s between two trials.
+POLLED_TURNS = 6
 IMPORTING_TURNS = 12
 IMPORTS = ("numpy", "sklearn.linear_model", "sklearn.model_selection", "sklearn.datasets")
 # The script prints the time after its imports and at its end.
@@ -85,6 +87,7 @@ def turnaround() -> list[Row]:
         # The bare start and the fork are measured before and after the trials. Their mean compensates for a change of the
         # machine's speed.
         single_ms = _ours_ms(root / "single", trivial, SINGLE_TURNS, localConfig={})
+        syne = syne_tune(root / "syne", SINGLE_TURNS, POLLED_TURNS)
         plain_ms = _ours_ms(root / "plain", trivial, TURNS)
         warm_ms = _ours_ms(root / "warm", reporting, TURNS, warmImports=WARM)
         no_work_ray, lasting_ray = ray_tune(root / "ray", TURNS, 0, LASTING_MS)
@@ -100,7 +103,7 @@ def turnaround() -> list[Row]:
         Row(
             "trial end -> next trial's first line, no reuse",
             f"{single_ms:.0f} ms",
-            f"subprocess.run {bare_ms:.0f} ms",
+            f"subprocess.run {bare_ms:.0f} ms, {syne}",
             f"{single_ms / bare_ms:.1f} x",
             f"<= {_SINGLE_GOAL} x",
             single_ms / bare_ms <= _SINGLE_GOAL,
@@ -147,9 +150,22 @@ def ray_tune(folder: Path, turns: int, *lengths_ms: int) -> list[RayTune | str]:
     folder.mkdir()
     try:
         times = ray_times(folder, turns, *lengths_ms)
-    except RayLacking as lacking:
+    except PeerLacking as lacking:
         return [f"{lacking}"] * len(lengths_ms)
     return [RayTune(*(_gap_ms(each[turns // 2 :]) for each in both)) for both in times]
+
+
+def syne_tune(folder: Path, turns: int, polled_turns: int) -> str:
+    """The time between two Syne Tune trials as text, or the reason why it could not be measured."""
+    try:
+        gaps_ms = []
+        for has_default_poll, count in ((False, turns), (True, polled_turns)):
+            own = folder / f"{count}"
+            own.mkdir(parents=True)
+            gaps_ms.append(_gap_ms(syne_times(own, count, has_default_poll=has_default_poll)))
+    except PeerLacking as lacking:
+        return f"{lacking}"
+    return "Syne Tune {:.0f} ms ({:.0f} with its default poll)".format(*gaps_ms)
 
 
 def _bare_ms(root: Path, script: str, turns: int) -> float:

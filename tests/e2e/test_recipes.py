@@ -218,7 +218,7 @@ def test_the_example_for_nni_users_runs_with_nnis_own_manager(tmp_path):
 @pytest.mark.peer
 @pytest.mark.timeout(600)
 def test_the_ray_tune_example_of_the_docs_runs(benchmark_module, tmp_path):
-    ray_peer = benchmark_module("ray_peer")
+    peers = benchmark_module("trial_peers")
     files, (command,) = example("from-ray-tune", "Ray Tune")
     assert files["search.py"].count("num_samples=20,") == 1
     # Ray Tune starts a process with all of Ray for each trial.
@@ -226,8 +226,8 @@ def test_the_ray_tune_example_of_the_docs_runs(benchmark_module, tmp_path):
     place = write(tmp_path / "work", files)
     assert command == "python3 search.py"
     try:
-        printed = ray_peer.output_of(place, "search.py")
-    except ray_peer.RayLacking as lacking:
+        printed = peers.output_of(peers.RAY_TUNE, place, "search.py")
+    except peers.PeerLacking as lacking:
         compile(files["search.py"], "search.py", "exec")
         pytest.skip(str(lacking))
     assert 0 <= float(printed.splitlines()[-1].removeprefix("best ")) < float("inf")

@@ -4,6 +4,7 @@ Measurements with many keepers use few keepers here, and the measurement of Ray 
 measured values.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -64,6 +65,15 @@ def test_ray_tune_is_measured_with_and_without_records_and_leaves_no_process(ben
         assert ray.recording_ms > 0
         assert ray.unrecorded_ms > 0
         assert not [each for each in psutil.process_iter() if folder in " ".join(cmdline(each))]
+
+
+@pytest.mark.peer
+def test_syne_tune_is_measured_with_both_polls_and_leaves_no_process(benchmark_module, tmp_path):
+    found = benchmark_module("bench_turnaround").syne_tune(tmp_path / "syne", 3, 2)
+    if found == "Syne Tune is not installed: make peers":
+        pytest.skip(found)
+    assert re.fullmatch(r"Syne Tune \d+ ms \(\d+ with its default poll\)", found), found
+    assert not [each for each in psutil.process_iter() if str(tmp_path) in " ".join(cmdline(each))]
 
 
 def cmdline(process):
