@@ -207,9 +207,7 @@ class PaiConnection:
                     verify=self._ca_file,
                     **options,
                 )
-            except (
-                OSError
-            ) as error:  # also of requests itself, for a file of certificates that does not exist
+            except OSError as error:  # requests raises it for a file of certificates that is missing
                 problem, may_be_done, limit = why_no_answer(error), True, None
             else:
                 status = answer.status_code

@@ -111,7 +111,7 @@ class SlurmFile(PlatformFile):
         image = self.service.get("containerImage")
         if image is None:
             self._check_keys_without_image(key_path)
-        elif not isinstance(image, str) or re.match(r"\w+://", image):
+        elif not isinstance(image, str) or re.match("[a-z][a-z-]+:", image):
             self._image = image
         elif (path := self.reading.absolute(key_path, image)) is not None:
             self._image = str(path)
