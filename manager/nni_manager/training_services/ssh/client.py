@@ -46,6 +46,8 @@ def _options(login: SshLogin) -> asyncssh.SSHClientConnectionOptions:
         "password": login.password,
         "client_keys": None if login.ssh_key_file is None else [login.ssh_key_file],
         "passphrase": login.ssh_passphrase,
+        # The agent may hold a key whose passphrase is not known here.
+        "ignore_encrypted": login.ssh_passphrase is None,
         # As NNI does; and a server refuses further tries after a few keys of the agent.
         "preferred_auth": None if login.password is None else "password,keyboard-interactive,publickey",
     }
@@ -78,6 +80,11 @@ def error_of(login: SshLogin, error: Exception) -> NniManagerError:
             f"compare the key that it shows (or `ssh-keyscan {port}{login.host} >> ~/.ssh/known_hosts` in a network you trust)"
         )
     if isinstance(error, asyncssh.PermissionDenied):
+        if login.ssh_passphrase is None and _has_passphrase(login.ssh_key_file):
+            return Unauthenticated(
+                f"cannot use sshKeyFile {login.ssh_key_file} for {where}: it has a passphrase, and no agent holds the key; write "
+                "sshPassphrase, or add the key to ssh-agent"
+            )
         return Unauthenticated(
             f"cannot log in to {where}: {error.reason}; check user, key and password, and that `{log_in}` works"
         )
@@ -91,6 +98,16 @@ def error_of(login: SshLogin, error: Exception) -> NniManagerError:
         key = "" if login.ssh_key_file is None else "sshKeyFile, or "
         return UserError(f"cannot log in to {where}: {words(error)}; correct {key}~/.ssh/config")
     return MachineAway(f"cannot reach {where} over SSH: {words(error)}; check that `{log_in}` works")
+
+
+def _has_passphrase(key_file: str | None) -> bool:
+    if key_file is None:
+        return False
+    try:
+        asyncssh.read_private_key(key_file)
+    except asyncssh.KeyImportError as error:
+        return "Passphrase" in str(error)
+    return False
 
 
 def words(error: BaseException) -> str:
