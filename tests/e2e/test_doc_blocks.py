@@ -100,7 +100,7 @@ def place(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     for name, text in (("train.py", TRAIN), ("search_space.json", SPACE), ("config.yml", CONFIG)):
         (folder / name).write_text(text)
-    for name in ("digits.tar.gz", "results.json", "before.json", "after.json"):
+    for name in ("digits.tar.gz", "results.json", "before.json", "after.json", "train.sif"):
         (folder / name).touch()
     shutil.copytree(ROOT / "examples/platform", folder / "examples/platform")
     monkeypatch.chdir(folder)
