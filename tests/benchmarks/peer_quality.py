@@ -103,6 +103,8 @@ def complete(tuners: Sequence[str], seeds: int, processes: int) -> list[str]:
                 found = future.result()
             except PeerFailed as error:
                 failures.append(f"{problem}, seed {seed}: {error}")
+                # The other searches take hours, so the failure is shown now.
+                print(failures[-1], file=sys.stderr, flush=True)
                 continue
             entry = {"tuner": tuner, "problem": problem, "seed": seed, "error": found.error}
             print(json.dumps(entry | {"cpu_ms": found.cpu_ms}), file=file, flush=True)

@@ -265,6 +265,7 @@ class Vizier(Peer):
         import jax
         from vizier import pyvizier as vz
         from vizier._src.algorithms.designers.gp_ucb_pe import VizierGPUCBPEBandit
+        from vizier.pyvizier.converters import padding
 
         problem = vz.ProblemStatement()
         root = problem.search_space.root
@@ -277,7 +278,11 @@ class Vizier(Peer):
             else:
                 root.add_float_param(each["name"], each["low"], each["high"], scale_type=scale)
         problem.metric_information.append(vz.MetricInformation("loss", goal=vz.ObjectiveMetricGoal.MINIMIZE))
-        self._designer = VizierGPUCBPEBandit(problem, rng=jax.random.PRNGKey(self.seed))
+        # Without padding, JAX compiles the model again for each number of trials, and a search takes more than twice as long.
+        by_tens = padding.PaddingSchedule(num_trials=padding.PaddingType.MULTIPLES_OF_10)
+        self._designer = VizierGPUCBPEBandit(
+            problem, rng=jax.random.PRNGKey(self.seed), padding_schedule=by_tens
+        )
         self._number = 0
 
     def ask(self) -> Draws:
