@@ -10,6 +10,7 @@ import pytest
 import requests
 from deadlines import DEADLINE_S, scaled_s
 from guarded_server import TOKEN, Guarded, a_session_auth
+from made_experiment import made_experiment, served_view
 from starlette.responses import PlainTextResponse
 
 from nni_manager.client.manager_client import ManagerClient, ManagerUnresponsive, session_with
@@ -426,3 +427,14 @@ def test_a_request_that_the_shutdown_cancels_is_not_logged_as_a_failure(server, 
         server.close()
         assert is_closed(connection)
     assert caplog.text == ""
+
+
+# ---- another manager at the port of one that has exited
+
+
+@pytest.mark.parametrize("call", [ManagerClient.summary, lambda client: client.get("/trials")])
+def test_a_client_of_an_exited_manager_is_not_refused_by_the_manager_that_took_its_port(tmp_path, call):
+    with served_view(made_experiment(tmp_path, 1).folder) as view:
+        exited = ManagerProcess(1, "127.0.0.1", view.port, "0.7.0", TOKEN)
+        with pytest.raises(ManagerUnresponsive, match="another manager answers there; wait and try again"):
+            call(ManagerClient("TESTEXPT", exited))

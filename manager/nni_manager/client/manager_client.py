@@ -102,6 +102,9 @@ class ManagerClient:
             raise self._unresponsive("another program answers there") from error
         if answer.ok:
             return document
+        if answer.status_code == requests.codes.unauthorized:
+            # The manager accepts its own token. It has exited, and another one uses its port now.
+            raise self._unresponsive("another manager answers there")
         problem = document.get("error") if isinstance(document, dict) else None
         if not problem:
             raise self._unresponsive(f"the server there answered with HTTP status {answer.status_code}")
