@@ -160,7 +160,7 @@ def syne_tune(folder: Path, turns: int, polled_turns: int) -> str:
     try:
         gaps_ms = []
         for has_default_poll, count in ((False, turns), (True, polled_turns)):
-            own = folder / f"{count}"
+            own = folder / ("default" if has_default_poll else "shortest")
             own.mkdir(parents=True)
             gaps_ms.append(_gap_ms(syne_times(own, count, has_default_poll=has_default_poll)))
     except PeerLacking as lacking:

@@ -23,8 +23,8 @@ print(time.time(), flush=True)
 """
 
 
-def main(folder: Path, turns: int, **poll_s: float) -> None:
-    """One experiment with one trial at a time."""
+def main(folder: Path, turns: int, **options: float) -> None:
+    """One experiment with one trial at a time. `options`: those of Syne Tune's Tuner."""
     logging.disable(logging.WARNING)
     script = folder / "trial.py"
     script.write_text(TRIAL)
@@ -35,7 +35,7 @@ def main(folder: Path, turns: int, **poll_s: float) -> None:
         n_workers=1,
         trial_backend_path=str(folder / "results"),
         save_tuner=False,
-        **poll_s,
+        **options,
     ).run()
 
 

@@ -43,18 +43,17 @@ trainingService:
   platform: slurm
   containerImage: docker://IMAGE
 """
-# The node's Python is not in the container. A trial says with a file that it trains, and the third trial waits to be stopped.
+# A container does not show NODE_FILE. The third trial waits for SIGTERM.
 TRAIN = """\
-import os, pathlib, time
+import pathlib, signal
 import nni_sdk
 nni_sdk.get_next_parameter()
-seen = pathlib.Path("NODE_PYTHON").exists()
 if nni_sdk.get_sequence_id() < 2:
-    nni_sdk.report_final_result(0 if seen else 1)
+    nni_sdk.report_final_result(0 if pathlib.Path("NODE_FILE").exists() else 1)
 else:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     nni_sdk.report_intermediate_result(1)
-    while not nni_sdk.should_stop():
-        time.sleep(0.1)
+    signal.sigwait({signal.SIGTERM})
     nni_sdk.report_final_result(2)
 """
 
@@ -78,7 +77,7 @@ def test_jobs_with_an_image_run_their_trials_in_containers_and_a_stop_reaches_th
     program.write_text(APPTAINER.replace("{settings}", settings).replace("{label}", label))
     program.chmod(0o755)
     (work / "config.yml").write_text(EXPERIMENT.replace("IMAGE", image))
-    (work / "train.py").write_text(TRAIN.replace("NODE_PYTHON", str(program)))
+    (work / "train.py").write_text(TRAIN.replace("NODE_FILE", str(program)))
     with a_slurm_here() as slurm:
         path = f"{program.parent}:{environ_of(work)['PATH']}"
         environ = slurm.variables | {"PATH": path, "PYTHONPATH": str(podman.bundle())}
@@ -93,13 +92,15 @@ def test_jobs_with_an_image_run_their_trials_in_containers_and_a_stop_reaches_th
         assert created.returncode == 0, created.stdout + created.stderr
         (experiment_id,) = re.findall(r"The experiment id is (\w+)", created.stdout)
         wait_until(
-            lambda: len(trials()) == 3 and trials()[2]["intermediateCount"] == 1, "the third trial trains"
+            lambda: [each["intermediateCount"] for each in trials()][2:] == [1], "the third trial trains"
         )
-        assert [(each["status"], each["value"]) for each in trials()[:2]] == [("SUCCEEDED", 1)] * 2
         stopped = nnictl("trial", "kill", "--trial-id", trials()[2]["id"])
         assert stopped.returncode == 0, stopped.stdout + stopped.stderr
-        wait_until(lambda: trials()[2]["value"] == 2, "the trial has reported a result after the notice")
-        assert trials()[2]["status"] == "USER_CANCELED"
+        expected = [("SUCCEEDED", 1), ("SUCCEEDED", 1), ("USER_CANCELED", 2)]
+        wait_until(
+            lambda: [(each["status"], each["value"]) for each in trials()] == expected,
+            "all trials have ended",
+        )
         assert nnictl("stop", experiment_id).returncode == 0
         wait_until(lambda: slurm.live() == [], "no job is left")
     assert podman.run("podman", "ps", "--all", "--quiet", f"--filter=label={label}") == ""

@@ -223,7 +223,7 @@ CALLS = {
     "rest_api_job_info, ssh": ("GET", "v1/user/ada/jobs/done/ssh", None, {}),
     "rest_api_execute_job": ("PUT", "v1/user/ada/jobs/made/executionType", None, {"value": "STOP"}),
 }  # fmt: skip
-# The SDK sends no token with these; OpenPAI's server has required one since its REST API v2.
+# The SDK sends no token with these. The server of release 0.14 requires none, that of 1.8 requires one.
 WITHOUT_TOKEN = {name for name in CALLS if "job_list" in name or "job_info" in name}
 
 
@@ -242,6 +242,8 @@ def test_every_call_of_the_python_sdk_succeeds_or_is_documented_as_absent(here):
     absent = {"rest_api_submit of the old format": 404, "rest_api_job_info, ssh": 404}
     submitted = {"rest_api_submit": 202, "rest_api_execute_job": 202}
     assert statuses == {**dict.fromkeys(CALLS, 200), **absent, **submitted}
+    assert answer(ada, "rest_api_submit of the old format").json()["code"] == "NoApiError"
+    assert answer(ada, "rest_api_job_info, ssh").json()["code"] == "NoJobSshInfoError"
     assert {answer(guest, name).status_code for name in WITHOUT_TOKEN} == {401}
     assert answer(guest, "rest_api_cluster_info").json()["authnMethod"] == "basic"
     assert "token" in answer(guest, "rest_api_token").json()

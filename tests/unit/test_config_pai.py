@@ -238,7 +238,7 @@ def test_the_certificates_of_a_cluster_are_stored_as_an_absolute_path(write, tmp
     http = {"host: 10.1.1.1": "host: 10.1.1.1\n  caFile: tls/certificate.pem"}
     (warning,) = read_experiment_file(write(http)).warnings
     assert warning.endswith(
-        "paiConfig.caFile has no effect: the cluster is called with http; write https:// before paiConfig.host"
+        "paiConfig.caFile has no effect: the cluster is called with http; remove it, or write https:// before paiConfig.host"
     )
 
 

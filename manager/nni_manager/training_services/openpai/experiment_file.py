@@ -259,7 +259,7 @@ class OpenpaiFile(PlatformFile):
             return
         if not str(self.service.get("host")).startswith("https://"):
             self.reading.warn(
-                "«trainingService.caFile» has no effect: the cluster is called with http; write https:// before "
+                "«trainingService.caFile» has no effect: the cluster is called with http; remove it, or write https:// before "
                 "«trainingService.host»"
             )
         try:
