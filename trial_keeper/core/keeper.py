@@ -13,8 +13,7 @@ trial ends. A queued trial can be revoked for an idle job; a keeper that acknowl
 The keeper drains when its single trial has ended, or when it has run the maximum number of trials. It also drains on `Shutdown`,
 on a signal, after a trial that could not be cleaned up, and after too long a time without a trial or without any manager. The
 keeper exits when the manager has everything, or after `linger_s` without progress: the workspace then has the complete record.
-A keeper that never connected, or that a signal ends while its manager is away, lingers for a shorter time, unless an exit.json
-could not be written.
+A keeper that never connected, or that a signal ends without its manager, lingers less, unless exit.json could not be written.
 
 All times named `now_s` are on the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
@@ -33,8 +32,7 @@ from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
-# Enough to connect to a manager that is starting. Behind a firewall every trial's container lingers this long, and `nnictl stop`
-# waits for it if the manager has crashed.
+# Enough to connect to a manager that is starting. Behind a firewall every trial's container lingers this long.
 SHORT_LINGER_S = 5.0
 # Covers a manager's restart; a job behind a firewall would otherwise hold its GPUs for nothing.
 MAX_UNREACHABLE_S = 120.0
@@ -440,10 +438,10 @@ class Keeper:
 
     @property
     def _linger_s(self) -> float:
-        is_ending = self._was_signalled and self.link.state is not LinkState.UP
+        is_away = not self._was_linked or (self._was_signalled and self.link.state is not LinkState.UP)
         # Without exit.json and a manager, the trial's result would be lost with the keeper.
-        is_short = (is_ending or not self._was_linked) and not self._record_is_incomplete
-        return min(self.settings.linger_s, SHORT_LINGER_S) if is_short else self.settings.linger_s
+        is_needed = self._record_is_incomplete or not is_away
+        return self.settings.linger_s if is_needed else min(self.settings.linger_s, SHORT_LINGER_S)
 
     def _note_link_down(
         self, change: LinkEvent, what: str, event: events.LinkLost | events.LinkRefused, now_s: float
