@@ -150,7 +150,7 @@ frameworks: .venv/frameworks/.installed ## install the frameworks on PyTorch tha
 quality: .venv/.installed-test ## the models that tuners find on twelve problems of scikit-learn, beside Optuna's TPE; TUNERS="Auto GPTuner" for these
 	python tests/benchmarks/tuner_problems.py $(TUNERS)
 
-quality-peers: .venv/.installed-test $(foreach each,$(TUNING_PEERS),.venv/peers/$(each)/.installed) ## Auto beside HEBO, SMAC3, Vizier, Ax, Nevergrad, Optuna's GPSampler and scikit-optimize; hours, but an interrupted run continues; PEERS="smac3 ax" for these
+quality-peers: .venv/.installed-test $(foreach each,$(TUNING_PEERS),.venv/peers/$(each)/.installed) ## Auto beside HEBO, SMAC3, Vizier, Ax, Nevergrad, Optuna's GPSampler and scikit-optimize; hours, but finished searches are stored and not repeated; PEERS="smac3 ax" for these
 	python tests/benchmarks/peer_quality.py --seeds $(or $(SEEDS),10) $(PEERS)
 
 quality-functions: .venv/.installed-test ## what tuners find on six functions, beside Optuna's own samplers; TUNERS="TPE QMC" for these

@@ -5,6 +5,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ PEERS = {
     "scikit-optimize": "scikit-optimize",
 }
 """The folder of each peer's virtual environment."""
+_DISTRIBUTIONS = {
+    "HEBO": "HEBO",
+    "SMAC3": "smac",
+    "Vizier": "google-vizier",
+    "Ax": "ax-platform",
+    "Nevergrad": "nevergrad",
+    "Optuna's GPSampler": "optuna",
+    "scikit-optimize": "scikit-optimize",
+}
 
 
 class PeerFailed(Exception):
@@ -32,6 +42,13 @@ class PeerFailed(Exception):
 def is_installed(peer: str) -> bool:
     """True if `make quality-peers` has installed the peer."""
     return (INSTALLED / PEERS[peer] / ".installed").exists()
+
+
+def version_of(peer: str) -> str | None:
+    """The version in the peer's virtual environment; None if its package is not there."""
+    folders = (INSTALLED / PEERS[peer]).glob("lib/python*/site-packages")
+    found = metadata.distributions(name=_DISTRIBUTIONS[peer], path=[str(each) for each in folders])
+    return next((each.version for each in found), None)
 
 
 def dimensions_of(space: SearchSpace) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """`make quality-peers`: the best models that `Auto` and peers (optimisers of other projects) find within 50 trials, one trial at
 a time.
 
-The problems are those of `tuner_problems` that were not used to choose the rules of `Auto`. Each finished search is stored as a
-line of RESULTS and is not repeated, so an interrupted run can be continued. Running all seeds of a slow peer takes hours.
+The problems are those of `tuner_problems` that were not used to choose the rules of `Auto`. All seeds of a slow peer take hours.
+So each finished search of a peer is stored as a line of RESULTS. It is repeated only after the line was deleted or the peer was
+upgraded, and an interrupted run can be continued. RESULTS is a file of the repository, so these hours are spent once.
 """
 
 import argparse
@@ -12,9 +13,10 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from peer_process import INSTALLED, PEERS, PeerFailed, PeerProcess, is_installed
+from peer_process import PEERS, PeerFailed, PeerProcess, is_installed, version_of
 from real_problems import Parameters
 from tuner_problems import (
     HELD_OUT,
@@ -32,7 +34,7 @@ from tuner_problems import (
 from nni_manager.config.search_space import parse_search_space
 
 OURS = ("Auto", REFERENCE)
-RESULTS = INSTALLED / "results.jsonl"
+RESULTS = Path(__file__).with_name("peer_results.jsonl")
 SEEDS = 10
 
 Key = tuple[str, str, int]
@@ -76,39 +78,47 @@ def searched(name: str, problem: str, seed: int) -> Run:
 
 
 def known() -> dict[Key, Run]:
-    """The searches in RESULTS."""
+    """The searches in RESULTS, without those of versions that are no longer installed."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     entries = [json.loads(line) for line in lines]
+    versions = {peer: version_of(peer) for peer in PEERS if is_installed(peer)}
     return {
-        (each["tuner"], each["problem"], each["seed"]): Run(each["error"], each["cpu_ms"]) for each in entries
+        (each["tuner"], each["problem"], each["seed"]): Run(each["error"], each["cpu_ms"])
+        for each in entries
+        if each["version"] == versions.get(each["tuner"], each["version"])
     }
 
 
-def complete(tuners: Sequence[str], seeds: int, processes: int) -> list[str]:
-    """Run the missing searches in order of their seeds; return the failures."""
-    done = known()
+def complete(tuners: Sequence[str], seeds: int, processes: int) -> tuple[dict[Key, Run], list[str]]:
+    """Run the searches of `tuners` without a stored result, in order of their seeds.
+
+    Returns all results, and the failures. Those of trial-keeper's own tuners are not stored: they take seconds.
+    """
+    found = known()
     missing = [
-        (tuner, problem, seed)
-        for seed, tuner, problem in product(range(seeds), tuners, HELD_OUT)
-        if (tuner, problem, seed) not in done
+        key for key in product(range(seeds), tuners, HELD_OUT) if (key[1], key[2], key[0]) not in found
     ]
     failures = []
     for name in HELD_OUT:
         problem_of(name)  # the data is loaded before the fork, so that all processes share it
     with ProcessPoolExecutor(processes) as pool, RESULTS.open("a") as file:
-        key_of = {pool.submit(searched, *key): key for key in missing}
+        key_of = {
+            pool.submit(searched, tuner, problem, seed): (tuner, problem, seed)
+            for seed, tuner, problem in missing
+        }
         for future in as_completed(key_of):
             tuner, problem, seed = key_of[future]
             try:
-                found = future.result()
+                one = found[tuner, problem, seed] = future.result()
             except PeerFailed as error:
                 failures.append(f"{problem}, seed {seed}: {error}")
                 # The other searches take hours, so the failure is shown now.
                 print(failures[-1], file=sys.stderr, flush=True)
                 continue
-            entry = {"tuner": tuner, "problem": problem, "seed": seed, "error": found.error}
-            print(json.dumps(entry | {"cpu_ms": found.cpu_ms}), file=file, flush=True)
-    return failures
+            if tuner in PEERS:
+                key = {"tuner": tuner, "version": version_of(tuner), "problem": problem, "seed": seed}
+                print(json.dumps(key | {"error": one.error, "cpu_ms": one.cpu_ms}), file=file, flush=True)
+    return found, failures
 
 
 def main() -> int:
@@ -117,17 +127,18 @@ def main() -> int:
     parser.add_argument("peers", nargs="*", help=f"of {', '.join(PEERS.values())}; without any, all")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--report", action="store_true", help="run nothing, print what is known")
+    parser.add_argument("--report", action="store_true", help="run no peer, print what is known")
     arguments = parser.parse_args()
     asked = [peer for peer, folder in PEERS.items() if folder in (arguments.peers or PEERS.values())]
     absent = [peer for peer in asked if not is_installed(peer)]
     if absent:
-        print(f"not installed, and left out: {', '.join(absent)}")
-    tuners = [*OURS, *(peer for peer in asked if peer not in absent)]
+        print(f"not installed, so only stored results are used: {', '.join(absent)}")
+    tuners = [*OURS, *asked]
     os.nice(10)
-    failures = [] if arguments.report else complete(tuners, arguments.seeds, arguments.processes)
+    run_now = [*OURS] if arguments.report else [tuner for tuner in tuners if tuner not in absent]
+    every, failures = complete(run_now, arguments.seeds, arguments.processes)
     found: Searches = {}
-    for (tuner, problem, seed), one in sorted(known().items()):
+    for (tuner, problem, seed), one in sorted(every.items()):
         if seed < arguments.seeds:
             found.setdefault((tuner, problem, 1), []).append(one)
     measured = [tuner for tuner in tuners if all((tuner, problem, 1) in found for problem in HELD_OUT)]

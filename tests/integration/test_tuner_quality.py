@@ -114,20 +114,49 @@ def test_values_from_the_dimensions_that_peers_receive_become_parameters_inside_
             assert contains(space, real.suggested(described.Suggested(draws), space)) == []
 
 
-def test_an_interrupted_peer_comparison_continues_and_reports_failing_peers(beside, capsys, monkeypatch):
+@pytest.mark.parametrize(("version", "used"), [(None, True), ("0.1", False)])
+def test_a_peer_comparison_uses_stored_searches_of_the_installed_version_and_reports_failing_peers(
+    beside, capsys, monkeypatch, version, used
+):
     problem = beside.HELD_OUT[0]
-    stored = [
-        {"tuner": name, "problem": problem, "seed": 0, "error": 0.5, "cpu_ms": 7} for name in beside.OURS
-    ]
-    beside.RESULTS.write_text("".join(json.dumps(each) + "\n" for each in stored))
+    stored = {"tuner": "Nevergrad", "version": version, "problem": problem, "seed": 0} | {
+        "error": 0.5,
+        "cpu_ms": 7,
+    }
+    beside.RESULTS.write_text(json.dumps(stored) + "\n")
     monkeypatch.setattr(sys, "argv", ["peer_quality", "nevergrad", "ax", "--seeds", "2"])
     assert beside.main() == 1
-    added = [json.loads(line) for line in beside.RESULTS.read_text().splitlines()[2:]]
-    assert {(each["tuner"], each["seed"]) for each in added} == {(name, 1) for name in beside.OURS}
+    assert [json.loads(line) for line in beside.RESULTS.read_text().splitlines()] == [stored]
     out = capsys.readouterr().out
-    assert "not installed, and left out: Ax" in out
+    assert "not installed, so only stored results are used: Ax" in out
     assert f"{problem}, seed 1: Nevergrad: no optimiser is here" in out
+    assert (f"{problem}, seed 0: Nevergrad: no optimiser is here" in out) is not used
+    assert ("Nevergrad: 1 seeds of each problem" in out) is used
     assert "Auto: 2 seeds of each problem" in out
+
+
+LOWEST_VALUES = """\
+import json, sys
+draws = {each["name"]: each["low"] for each in json.loads(input())["dimensions"]}
+while True:
+    print(json.dumps({"draws": draws, "cpu_s": 0.1}), flush=True)
+    if not sys.stdin.readline():
+        sys.exit()
+"""
+
+
+def test_a_finished_search_of_a_peer_is_stored_with_its_version(beside, tmp_path):
+    package = tmp_path / "peers/nevergrad/lib/python3.11/site-packages/nevergrad-1.2.3.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Name: nevergrad\nVersion: 1.2.3\n")
+    (tmp_path / "peers/nevergrad/bin/python").write_text(f"#!{sys.executable}\n{LOWEST_VALUES}")
+    found, failures = beside.complete(["Auto", "Nevergrad"], 1, 1)
+    problem = beside.HELD_OUT[0]
+    assert failures == []
+    assert found.keys() == {("Auto", problem, 0), ("Nevergrad", problem, 0)}
+    (line,) = map(json.loads, beside.RESULTS.read_text().splitlines())
+    assert (line["tuner"], line["version"]) == ("Nevergrad", "1.2.3")
+    assert beside.known() == {("Nevergrad", problem, 0): found["Nevergrad", problem, 0]}
 
 
 def test_every_peer_library_has_an_adapter_and_a_virtual_environment(beside):
