@@ -132,7 +132,8 @@ WITH_CONTAINERS = (
 )
 
 
-# The contract of a platform takes minutes, most of them waits. One process for all platforms would end long after the others.
+# The contract tests of these platforms take minutes, mostly spent waiting. Each of these platforms therefore has its own worker:
+# a single worker for all of them would finish long after the other workers.
 OF_PLATFORM = "tests/contract/platform "
 PLATFORM_WITH_LONG_WAITS = re.compile(
     r"^tests/contract/test_platform(?:s|_jobs)\.py::.*[\[-](openpai|slurm-over-ssh|slurm|installed)(?!-of-this-machine)\b"

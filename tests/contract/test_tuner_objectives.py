@@ -103,7 +103,7 @@ def test_the_optuna_study_contains_all_objective_values_and_constraint_violation
             assert trial.state is optuna.trial.TrialState.COMPLETE
 
 
-def test_a_tuner_regards_a_trial_whose_result_lacks_an_objective_as_failed(tmp_path) -> None:
+def test_a_tuner_regards_a_trial_as_failed_if_its_result_lacks_an_objective(tmp_path) -> None:
     tuner = make_tuner(spec_of(tmp_path, "TPE", Objectives(TWO)))
     for key, metric in enumerate(['{"gain": 1}', None, "0.5"]):
         tuner.ask(key)

@@ -484,7 +484,7 @@ def test_batch_tuner_proposes_its_entries_unchanged_and_as_copies():
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS))
-def test_the_learns_attribute_of_each_tuner_equals_its_entry_in_the_table_of_tuners(name):
+def test_the_attribute_named_learns_agrees_with_the_table_of_tuners_for_each_tuner(name):
     tuner = make_of(name, BATCH if name == "BatchTuner" else TWO_FLOATS)
     assert tuner.learns == TUNERS[name].learns
 
@@ -624,7 +624,7 @@ def test_qmc_points_are_evenly_distributed():
 @pytest.mark.parametrize(
     "a", [{"_type": "choice", "_value": list(range(30))}, {"_type": "quniform", "_value": [0, 29, 1]}]
 )
-def test_the_argument_config_dedup_lets_smac_repeat_fewer_points(a):
+def test_smac_repeats_fewer_points_if_the_argument_config_dedup_is_set(a):
     raw = {"a": a}
 
     def modelled(**class_args):
@@ -823,7 +823,7 @@ def test_a_tuner_with_imported_results_searches_near_the_best_results(name):
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_the_draws_computed_from_parameters_reproduce_the_parameters(raw, seed):
+def test_draws_computed_from_parameters_give_the_same_parameters_again(raw, seed):
     space = parse_search_space(raw)
     parameters = make_of("Random", raw, seed=seed).ask(0).parameters
     sampling = Sampling(space)

@@ -322,7 +322,7 @@ def test_child_processes_of_a_user_tuner_do_not_inherit_its_connection(a_tuner):
     )
 
 
-def test_a_fork_of_a_user_tuner_cannot_respond_or_hide_the_tuners_exit(a_tuner):
+def test_a_fork_of_a_user_tuner_can_neither_respond_nor_hide_the_exit_of_the_tuner(a_tuner):
     body = """
         self.n = getattr(self, "n", 0) + 1
         if self.n < 3 and os.fork() == 0:
@@ -347,7 +347,7 @@ def test_closing_a_user_tuner_also_kills_its_child_processes_in_separate_session
     wait_until(lambda: not child.is_running() or child.status() == "zombie", "its child has ended")
 
 
-def test_closing_a_user_tuner_that_has_exited_sends_no_signal(a_tuner, monkeypatch):
+def test_no_signal_is_sent_when_a_user_tuner_is_closed_after_its_exit(a_tuner, monkeypatch):
     tuner = a_tuner(failing("os._exit(0)"))
     with pytest.raises(UserCodeFailed):
         tuner.ask(0)
@@ -382,7 +382,7 @@ def test_a_user_tuner_returns_parameters_after_closing_its_stdout(a_tuner):
     assert a_tuner(failing("sys.stdout = None; return {'x': 1}")).ask(0).parameters == {"x": 1}
 
 
-def test_a_user_tuner_continues_after_an_error_about_a_result_without_a_number(a_tuner):
+def test_a_user_tuner_continues_after_a_result_without_a_number_causes_an_error(a_tuner):
     tuner = a_tuner()
     tuner.ask(0)
     with pytest.raises(UserCodeFailed, match="cannot find a number in the result"):

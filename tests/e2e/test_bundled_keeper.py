@@ -98,7 +98,7 @@ def test_the_keeper_is_pid_1_of_its_container(a_job, image):
     assert "/tmp/trial-keeper." in command
 
 
-def test_the_images_python_can_import_nni_sdk_but_none_of_the_keepers_libraries(podman, site, a_job):
+def test_python_in_the_image_can_import_nni_sdk_but_no_library_of_the_keeper(podman, site, a_job):
     (site.code / "train.py").write_text(TRAIN)
     keeper = a_job(podman.base(), "python3 train.py")
     assert keeper.wait() == 0, keeper.stderr

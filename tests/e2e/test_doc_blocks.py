@@ -219,7 +219,7 @@ def test_a_toml_block_of_the_docs_is_part_of_the_example_platform(block):
 
 
 @of_kind("gitignore")
-def test_the_ignore_file_in_the_docs_excludes_the_files_that_its_comments_name(block):
+def test_the_ignore_file_in_the_docs_excludes_the_files_named_in_its_comments(block):
     skip_if_not_run(block)
     rules = [IgnoreRules.of("", block.text)]
     kept = ("scripts/run.py", "scripts/sub/run.py", "train.py", "sub/logs")

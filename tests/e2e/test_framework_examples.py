@@ -81,7 +81,7 @@ def test_each_framework_has_an_example_that_the_experiment_file_names():
     ("ending", "code", "finals"),
     [("", 0, [("FINAL", 0.5)]), ("exit(0)", 0, [("FINAL", 0.5)]), ("raise KeyError", 1, [])],
 )
-def test_a_training_that_raises_an_exception_reports_no_final_result_at_exit(
+def test_a_training_reports_no_final_result_at_exit_if_it_raises_an_exception(
     run, tmp_path, ending, code, finals
 ):
     (tmp_path / "train.py").write_text(AT_EXIT + ending)

@@ -100,7 +100,7 @@ def manager():
     server.close()
 
 
-# The hostile page comes from another site, or from a loopback name or address with a port that is not the manager's.
+# The hostile page comes from another site, or from this machine (loopback name or address) with a port other than the manager's.
 @pytest.mark.parametrize("site", ["evil.example", "localhost", "127.0.0.1"])
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost"])
 def test_requests_from_a_hostile_page_are_refused_before_any_operation_runs(manager, site, target):

@@ -144,7 +144,7 @@ def test_the_keeper_runs_as_any_user_on_a_read_only_root_filesystem(site, a_keep
     assert site.manager.stored() == site.file()
 
 
-def test_metrics_reported_after_the_stop_signal_of_the_container_reach_the_manager(site, a_keeper):
+def test_the_manager_receives_metrics_reported_after_the_stop_signal_of_the_container(site, a_keeper):
     keeper = a_keeper("exec python3 train.py", train=REPORTS_AFTER_SIGTERM)
     site.manager.wait_for_bytes(b"ready")
     keeper.stop(grace_s=30)
@@ -193,7 +193,7 @@ def test_a_second_signal_to_a_container_ends_the_grace_period(site, a_keeper):
     ],
     ids=["a daemon", "500 orphans", "a job that writes on", "a job that is deaf and stopped"],
 )
-def test_when_the_keeper_reports_the_end_of_a_trial_all_processes_of_the_trial_have_exited(
+def test_all_processes_of_a_trial_have_exited_when_the_keeper_reports_the_end_of_the_trial(
     site, a_keeper, command
 ):
     site.manager.closes = False
@@ -236,7 +236,7 @@ def test_the_keeper_reports_an_oom_kill_of_its_trial(site, a_keeper):
     assert b"hungry" in site.manager.store.records[KEY][0].value.encode()
 
 
-def test_the_error_of_a_keeper_container_without_settings_names_the_missing_variables(podman, a_container):
+def test_the_error_names_the_missing_variables_if_a_keeper_container_has_no_settings(podman, a_container):
     keeper = a_container(podman.image("keeper"))
     assert keeper.wait() == 100
     assert "TRIAL_KEEPER_WORKSPACE is not set" in keeper.stderr

@@ -94,7 +94,7 @@ def run(*command, **options):
     return done.stdout
 
 
-def test_the_statement_import_nni_works_without_nnis_own_package(python, tmp_path):
+def test_the_statement_import_nni_works_without_the_real_nni_package(python, tmp_path):
     code = "import nni, nni.experiment, nni_sdk; print(nni is nni_sdk, nni.experiment.Experiment.__module__)"
     assert run(python, "-c", code, cwd=tmp_path) == "True nni_manager.experiment.experiment\n"
     code = "import nni_sdk.integrations.reporter as module; print(module.__file__)"

@@ -103,7 +103,7 @@ def test_only_the_first_of_two_processes_reports_results(trained):
     assert both["final"] == final_of(trained, both["intermediate"])
 
 
-def test_a_stop_ends_two_processes_after_the_same_step_if_the_framework_synchronises_stops(trained):
+def test_two_processes_end_after_the_same_step_if_the_framework_synchronises_a_stop(trained):
     both = trained["two ranks stopped"]
     assert [rank["error"] for rank in both["ranks"]] == [None, None]
     first, second = (len(rank["values"]) for rank in both["ranks"])
@@ -141,7 +141,7 @@ def test_several_processes_save_and_load_a_shared_checkpoint(trained):
     assert [len(rank["values"]) for rank in killed["second"]["ranks"]] == [ROUNDS - STOP_AFTER] * 2
 
 
-def test_processes_that_the_framework_starts_report_results_and_save_checkpoints_only_once(trained):
+def test_processes_started_by_the_framework_report_results_and_save_checkpoints_only_once(trained):
     if "launched" not in trained:
         pytest.skip("it starts no processes")
     launched = trained["launched"]

@@ -161,7 +161,7 @@ def site(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(len(KILLS)))
-def test_the_pages_report_a_server_killed_during_an_action_and_no_result_is_lost(site, number):
+def test_a_server_killed_during_an_action_is_reported_on_the_pages_and_no_result_is_lost(site, number):
     action, victim = KILLS[number]
     draw = random.Random(f"{os.environ.get('KILL_SEED', '1')} {number}")
     after_s = draw.uniform(0, WITHIN_S[action])

@@ -109,7 +109,7 @@ def test_a_tfjob_ends_when_its_workers_end_although_the_parameter_server_still_r
 
 
 @pytest.mark.any_cluster
-def test_a_reused_pytorchjob_runs_each_roles_command_for_every_trial(place):
+def test_a_reused_pytorchjob_runs_the_command_of_each_role_for_every_trial(place):
     pytorch_jobs = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
     place.config["trialConcurrency"] = 1
     done = Runs(

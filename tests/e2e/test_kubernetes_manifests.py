@@ -86,7 +86,7 @@ def test_each_manifest_has_all_required_fields_of_its_kind_and_no_unknown_fields
     assert kubernetes.client.ApiClient().sanitize_for_serialization(read) == found
 
 
-def test_every_object_name_that_a_manifest_refers_to_exists():
+def test_a_manifest_refers_only_to_object_names_that_exist():
     pod = document("Deployment")["spec"]["template"]
     assert pod["spec"]["serviceAccountName"] == document("ServiceAccount")["metadata"]["name"]
     for volume in pod["spec"]["volumes"]:

@@ -154,7 +154,7 @@ def test_a_stopped_container_exits_within_its_grace_period_and_leaves_no_process
     play(scenario, grace_s=20.0)
 
 
-def test_an_image_that_cannot_be_pulled_fails_the_task_with_podmans_message(play):
+def test_a_task_fails_with_the_message_of_podman_if_its_image_cannot_be_pulled(play):
     async def scenario(cluster, _):
         detail = await run(cluster, of("localhost:1/image:1", "true"))
         assert (detail.job.state, detail.attempt.exit.code) == (State.FAILED, -1201)
@@ -209,7 +209,7 @@ def test_a_registry_login_is_written_in_dockers_format():
     assert json.loads(registry_logins(auth)) == {"auths": {"https://reg.example": {"auth": "YWRhOnA6dw=="}}}
 
 
-def test_the_open_mpi_example_of_openpais_manual_runs_across_containers(play, podman, tmp_path):
+def test_the_open_mpi_example_from_the_openpai_manual_can_be_run_across_containers(play, podman, tmp_path):
     image = podman.with_mpi()
     (tmp_path / TRAINING).write_text(BENCHMARK)
     job = yaml.safe_load(mpi_job(f"/mnt/examples/{TRAINING}", image=image))

@@ -91,7 +91,7 @@ def an_experiment_in(schema, folder):
 
 
 @pytest.mark.parametrize("schema", ["v1", "v2"])
-def test_nnis_python_client_can_query_change_and_stop_an_experiment(client, schema, tmp_path):
+def test_the_python_client_of_nni_can_query_and_change_and_stop_an_experiment(client, schema, tmp_path):
     experiment = an_experiment_in(schema, tmp_path / "experiment")
     experiment.create()
     with contextlib.closing(experiment):

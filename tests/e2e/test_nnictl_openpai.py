@@ -90,7 +90,7 @@ def test_nnictl_openpai_prints_json_if_the_json_option_is_set(nnictl, job_file, 
     assert json.loads(nnictl("show", "job", "--json")[1])["jobStatus"]["state"] == "SUCCEEDED"
 
 
-def test_nnictl_openpai_list_filters_jobs_by_tag(nnictl, job_file, server):
+def test_the_command_nnictl_openpai_list_can_filter_jobs_by_tag(nnictl, job_file, server):
     assert nnictl("submit", job_file("true", name="one"), "--tag", "a", "--tag", "b")[0] == 0
     assert nnictl("submit", job_file("true", name="other"))[0] == 0
     assert [each["name"] for each in json.loads(nnictl("jobs", "--tag", "b", "--json")[1])] == ["one"]
@@ -107,7 +107,7 @@ def test_nnictl_openpai_show_prints_the_cause_of_a_failed_job(nnictl, job_file, 
     assert "remedy           read the logs of the task; correct the command\n" in out
 
 
-def test_nnictl_openpai_logs_follows_the_log_until_the_job_ends(
+def test_the_command_nnictl_openpai_logs_follows_the_log_until_the_job_ends(
     nnictl, job_file, tmp_path, server, monkeypatch
 ):
     monkeypatch.setattr("nni_manager.cli.openpai_jobs._FOLLOW_INTERVAL_S", 0.05)

@@ -115,7 +115,7 @@ def test_nnictl_stop_ends_all_jobs_while_every_disk_is_full(small_disk, own_home
     )
 
 
-def test_nnictl_stop_resumes_a_suspended_cluster_process_and_ends_all_jobs(home, nnictl):
+def test_nnictl_stop_wakes_a_suspended_cluster_process_and_then_ends_all_jobs(home, nnictl):
     experiment_id = two_that_run(home, nnictl)
     psutil.Process(StateFolder.of_user().process().pid).suspend()
     done = nnictl("stop", experiment_id)

@@ -95,7 +95,7 @@ def test_nnictl_create_refuses_a_task_larger_than_any_node(home, nnictl):
     assert list((home / "experiments").glob("*")) == created_before
 
 
-def test_an_experiment_whose_tasks_together_exceed_the_cluster_ends_with_the_clusters_message(home, nnictl):
+def test_an_experiment_ends_with_the_clusters_message_if_its_tasks_together_exceed_the_cluster(home, nnictl):
     (home / "work" / "job.yml").write_text(
         """\
 protocolVersion: 2
@@ -125,7 +125,7 @@ taskRoles:
     assert jobs(nnictl, experiment_id) == {}
 
 
-def test_nnictl_openpai_uses_the_account_of_its_options_and_not_the_local_account(nnictl):
+def test_nnictl_openpai_uses_the_account_given_by_its_options_instead_of_the_local_account(nnictl):
     assert nnictl("openpai", "jobs").returncode == 0
     for named in (("--user", "nobody", "--token", "wrong"), ("--token", "wrong", "--user", "root")):
         done = nnictl("openpai", "jobs", *named)
@@ -327,7 +327,7 @@ def test_trials_continue_while_the_local_openpai_service_is_down(home, nnictl):
     assert nnictl("stop", experiment_id).returncode == 0
 
 
-def test_a_job_file_key_that_has_no_effect_causes_a_warning(home, nnictl):
+def test_a_key_without_effect_in_a_job_file_causes_a_warning(home, nnictl):
     job = a_job(name="odd", extras={"jobStatusChangeNotification": {"suceeded": True}})
     job["taskRoles"]["worker"] |= {"instances": 1, "commands": ["true"]}
     (home / "work/job.yml").write_text(text_of(job))

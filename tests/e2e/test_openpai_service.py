@@ -392,7 +392,7 @@ def record_of_ended_service():
     return daemon.ServiceProcess(1, 0, "", "127.0.0.1", "0", Options(port=free_port_pair()))
 
 
-def test_a_service_counts_as_starting_until_it_replaces_the_previous_process_record(state):
+def test_a_service_is_regarded_as_starting_until_it_replaces_the_previous_process_record(state):
     state.make()
     ended = record_of_ended_service()
     state.write_process(ended)

@@ -88,7 +88,7 @@ def test_tasks_run_commands_on_other_tasks_and_keep_the_users_ssh_settings(play)
 
 
 @NEEDS_SSHD
-def test_an_ssh_barrier_that_times_out_names_the_unreachable_tasks(play):
+def test_an_ssh_barrier_names_the_unreachable_tasks_when_it_times_out(play):
     text = roles(
         top=of(sshbarrier=True, sshbarrierTimeout=0.1, task_roles=["master"]),
         master={"commands": ["true"]},
@@ -153,7 +153,7 @@ def test_the_job_author_logs_in_to_a_task_with_the_users_key(play, tmp_path):
 
 @NEEDS_SSHD
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed (Debian: openmpi-bin)")
-def test_the_open_mpi_job_of_openpais_manual_runs(play, tmp_path):
+def test_the_open_mpi_job_from_the_openpai_manual_can_be_run(play, tmp_path):
     (tmp_path / TRAINING).write_text(BENCHMARK)
     eight = {"default": ResourceCounts(cpu=64, memory_mb=1_000_000, gpu=8)}
 

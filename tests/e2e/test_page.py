@@ -331,7 +331,7 @@ def test_hostile_texts_are_shown_as_text(person, stored):
         assert person.page.locator("img[src=x]").count() == 0
 
 
-def test_the_end_of_a_log_of_a_hundred_megabytes_is_shown_quickly(person, stored):
+def test_the_end_of_a_100_megabyte_log_is_shown_quickly(person, stored):
     person.go(f"{stored.origin}/detail#trial=00000")
     began_s = time.monotonic()
     expect(person.see("log")).to_contain_text("the last line")
@@ -360,7 +360,7 @@ def test_thousands_of_trials_can_be_sorted_searched_and_scrolled(browser, tmp_pa
         assert person.elements() < 5000
 
 
-def test_the_pages_memory_does_not_grow_with_updates(browser, tmp_path, monkeypatch):
+def test_the_memory_use_of_the_page_does_not_grow_with_updates(browser, tmp_path, monkeypatch):
     """The test sends as many updates as a manager sends in ten minutes, without pauses."""
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.01)
     played = Played(made_experiment(tmp_path, 0).folder)

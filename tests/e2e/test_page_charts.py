@@ -83,7 +83,7 @@ def texts(person, selector):
     return person.page.locator(f"figure >> visible=true >> css={selector}").all_text_contents()
 
 
-def test_cpu_memory_and_gpus_of_each_task_are_drawn_over_the_life_of_a_trial(browser, tmp_path):
+def test_cpu_and_memory_and_gpus_of_each_task_are_drawn_over_the_life_of_a_trial(browser, tmp_path):
     experiment = made_experiment(tmp_path, 1)
     rows = []
     for task in ("main-0", "worker-1"):
@@ -441,7 +441,7 @@ def test_the_csv_download_contains_the_filtered_trials(person):
     assert all(0 <= float(row["optimizer/momentum"]) <= 1 for row in rows)
 
 
-def test_on_a_narrow_screen_the_result_is_the_first_column(person):
+def test_the_result_is_the_first_column_on_a_narrow_screen(person):
     person.page.set_viewport_size(NARROW)
     person.go(person.page.url)
     heads = person.see("table").locator("thead th").all_text_contents()

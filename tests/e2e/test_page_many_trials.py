@@ -141,7 +141,7 @@ def test_the_overview_loads_and_the_table_scrolls_within_the_time_limits(person,
     assert not [url for url in person.asked if "/changes" in url and "windows=true" not in url]
 
 
-def test_the_table_sorts_searches_and_filters_all_100000_trials(person):
+def test_all_100000_trials_can_be_sorted_and_searched_and_filtered_in_the_table(person):
     person.see("nav-trials").click()
     expect(rows_of(person).first).to_contain_text(SHOWN[-1].trial_id)
     person.see("sort-value").click()
@@ -223,7 +223,7 @@ def test_brushes_in_the_charts_filter_all_trials(person):
     expect(person.see("contour-x").locator("option")).to_have_count(8)
 
 
-def test_a_focused_row_stays_focused_when_the_columns_the_order_or_the_loaded_rows_change(
+def test_a_focused_row_stays_focused_when_columns_or_order_or_loaded_rows_change(
     browser, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 50)

@@ -78,7 +78,7 @@ def marks(person, name):
 
 
 @pytest.mark.parametrize("is_windowed", [False, True], ids=["all rows", "windowed"])
-def test_with_several_objectives_the_overview_shows_the_pareto_front(
+def test_the_overview_shows_the_pareto_front_if_there_are_several_objectives(
     browser, stored, is_windowed, monkeypatch
 ):
     if is_windowed:

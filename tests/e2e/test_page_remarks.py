@@ -25,7 +25,7 @@ def state_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def test_tags_and_notes_set_in_one_browser_appear_in_another(browser, a_real_experiment):
+def test_tags_and_notes_from_one_browser_appear_in_another_browser(browser, a_real_experiment):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=2)
     Registry.of_user().add(experiment.folder)
     port = free_port_pair()

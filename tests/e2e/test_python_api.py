@@ -67,7 +67,7 @@ def prepared():
     return names["experiment"]
 
 
-def test_queries_return_the_same_answers_before_and_after_an_ended_experiment_is_stopped(place, capsys):
+def test_queries_of_an_ended_experiment_return_the_same_answers_before_and_after_a_stop(place, capsys):
     with prepared() as experiment:
         assert experiment.run("auto") is True
         shown = capsys.readouterr().out
@@ -169,7 +169,7 @@ def test_a_warning_shows_the_exit_code_and_the_log_command_if_every_trial_fails(
     assert [trial.message for trial in experiment.list_trial_jobs()] == ["exit code 3"] * 2
 
 
-def test_experiment_wait_returns_after_trials_that_were_added_later_have_ended(place, capsys):
+def test_experiment_wait_returns_after_the_end_of_trials_that_were_added_later(place, capsys):
     with pytest.raises(UserError, match=r"call start\(\) or run\(\) first"):
         prepared().wait()
     with prepared() as experiment:

@@ -81,7 +81,7 @@ def place(tmp_path):
     return tmp_path
 
 
-def test_the_script_of_nnis_documentation_runs_unchanged(place):
+def test_the_script_from_the_documentation_of_nni_runs_unchanged(place):
     with KubeCluster(place / "node", {EXPORT: place / "storage"}) as cluster:
         cluster.store.create(DEFINITIONS, "", FRAMEWORK)
         cluster.store.create(ACCOUNTS, "default", {"metadata": {"name": "frameworkcontroller"}})

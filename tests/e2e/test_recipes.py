@@ -112,7 +112,7 @@ def test_the_code_of_a_recipe_runs(place, block):
     assert "epoch 9" in printed or "count" in printed or "trialJobId" in printed
 
 
-def test_the_recipe_for_a_resume_resumes_the_latest_experiment(place):
+def test_the_resume_recipe_continues_the_latest_experiment(place):
     (commands,) = (block.values[0] for block in blocks("sh") if "resume" in block.values[0])
     stop, *others = [line.split()[1:] for line in commands.splitlines()]
     assert stop == ["stop"]
@@ -147,7 +147,7 @@ def write(place, files):
 
 
 @pytest.mark.parametrize("page", OTHERS)
-def test_an_example_from_another_tools_page_runs_with_trial_keeper(page, tmp_path):
+def test_an_example_from_the_page_of_another_tool_runs_with_trial_keeper(page, tmp_path):
     files, commands = example(page, "trial-keeper")
     place = write(tmp_path / "work", files)
     (command,) = commands
@@ -173,7 +173,7 @@ def test_the_optuna_example_of_the_docs_runs(tmp_path):
 
 @pytest.mark.peer
 @pytest.mark.timeout(600)
-def test_the_example_for_nni_users_runs_with_nnis_own_manager(tmp_path):
+def test_the_example_for_nni_users_runs_with_the_manager_of_the_real_nni_package(tmp_path):
     python = python_with_nni("3.0")
     files, (command,) = example("from-nni", "NNI")
     # One trial of NNI takes some seconds, so the test runs only two.

@@ -85,7 +85,7 @@ def test_search_returns_the_best_trial_and_a_data_frame_and_figures(place):
     assert left_in(place) == []
 
 
-def test_search_can_maximize_and_returns_no_best_trial_without_results(place):
+def test_search_can_maximize_and_returns_no_best_trial_if_there_are_no_results(place):
     tuner = AlgorithmConfig(name="GridSearch")
     space = {"x": {"_type": "choice", "_value": [1, 2, 3]}}
     found = search(
@@ -114,7 +114,7 @@ def test_search_can_maximize_and_returns_no_best_trial_without_results(place):
 @pytest.mark.parametrize(
     "assessor", ["Medianstop", AlgorithmConfig(name="Medianstop")], ids=["name", "config"]
 )
-def test_an_assessor_of_a_minimizing_search_stops_the_trials_with_larger_losses(place, assessor):
+def test_an_assessor_stops_the_trials_with_larger_losses_if_search_minimizes(place, assessor):
     most_s = scaled_s(20.0)
 
     def loss(parameters):
@@ -146,7 +146,7 @@ def test_search_uses_another_port_if_8080_is_taken(place):
         assert experiment.port > 8080
 
 
-def test_the_error_of_search_names_an_invalid_argument(place):
+def test_search_names_an_invalid_argument_in_its_error(place):
     with pytest.raises(ConfigInvalid, match=r"cannot use config\.search_space\.x: \"unifrm\" is not a type"):
         search(len, {"x": {"_type": "unifrm", "_value": [0, 1]}})
     with pytest.raises(ConfigInvalid, match=r"cannot use config\.trial_concurrency"):

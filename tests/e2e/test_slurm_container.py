@@ -65,7 +65,7 @@ def work(tmp_path):
     return folder
 
 
-def test_jobs_with_an_image_run_their_trials_in_containers_and_a_stop_reaches_the_trial(
+def test_a_job_with_an_image_runs_its_trials_in_containers_and_a_stop_reaches_the_trial(
     podman, work, tmp_path
 ):
     image = podman.base()

@@ -95,7 +95,7 @@ def test_the_digits_example_runs_several_trials_per_job(slurm, work, nnictl):
     assert left_in(work) == []
 
 
-def test_a_waiting_trial_shows_slurms_pending_reason_and_is_cancelled_with_its_experiment(
+def test_a_waiting_trial_shows_the_pending_reason_of_slurm_and_is_cancelled_with_its_experiment(
     slurm, work, nnictl
 ):
     write(work, ("reuseMode: true", "reuseMode: false"))
@@ -127,7 +127,7 @@ def test_a_waiting_trial_shows_slurms_pending_reason_and_is_cancelled_with_its_e
         ("nodes: 3", "Requested node configuration is not available; correct nodes, gres or cpusPerTask"),
     ],
 )
-def test_create_refuses_a_file_that_slurm_refuses_and_the_error_names_the_key_to_correct(
+def test_create_refuses_a_file_and_names_the_key_to_correct_if_slurm_refuses_the_file(
     work, nnictl, key, words
 ):
     write(work, ("  platform: slurm\n", f"  platform: slurm\n  {key}\n"))
@@ -136,7 +136,9 @@ def test_create_refuses_a_file_that_slurm_refuses_and_the_error_names_the_key_to
     assert words in re.sub(r"\s+", " ", refused.stderr)
 
 
-def test_create_without_slurm_prints_an_error_that_advises_to_use_a_login_node(work, nnictl, tmp_path):
+def test_create_prints_an_error_with_the_advice_to_use_a_login_node_if_slurm_is_missing(
+    work, nnictl, tmp_path
+):
     (tmp_path / "bin").mkdir()
     for program in ("bash", "env"):
         (tmp_path / "bin" / program).symlink_to(shutil.which(program))
@@ -188,7 +190,7 @@ def counting(folder, command, then=""):
 
 
 @pytest.mark.timeout(3000 if IS_THOROUGH else 400)
-def test_jobs_above_a_submit_limit_start_later_with_few_refusals_and_one_squeue_call_per_poll(
+def test_jobs_above_a_submit_limit_are_started_later_with_few_refusals_and_one_squeue_call_per_poll(
     work, nnictl, tmp_path
 ):
     """Slurm's own limit, MaxSubmitJobs, needs accounting. Instead, a script replaces sbatch, and limits the number of the user's

@@ -108,7 +108,7 @@ nni.report_final_result({"default": 2, "reason": nni.stop_reason()})
 """
 
 
-def test_a_trial_that_the_user_stops_keeps_a_late_final_result(a_real_experiment):
+def test_a_trial_stopped_by_the_user_keeps_a_late_final_result(a_real_experiment):
     experiment = a_real_experiment(ASKS, trialConcurrency=1, maxTrialNum=1)
     os.mkfifo(experiment.code / "seen")
     experiment.start()

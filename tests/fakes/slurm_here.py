@@ -86,7 +86,7 @@ class SlurmHere:
             f"--{name}={munge / name.removesuffix('-file')}"
             for name in ("key-file", "socket", "pid-file", "log-file", "seed-file")
         ]
-        # The socket is below the folder of a test, which other users cannot enter. munged uses such a socket only with `--force`.
+        # The socket is in the folder of a test, which is closed to other users. Without `--force`, munged refuses such a socket.
         self._spawn("munged", "--foreground", "--force", "--num-threads=10", *files)
         wait_until((munge / "socket").exists, "munged listens")
         self.start_controller()

@@ -144,7 +144,9 @@ def a_trial_folder(tmp_path):
     return folder, attempt
 
 
-def test_the_remove_attempt_fault_succeeds_while_a_process_writes_to_the_folder(a_trial_folder, tmp_path):
+def test_the_fault_named_remove_attempt_succeeds_while_a_process_writes_to_the_folder(
+    a_trial_folder, tmp_path
+):
     folder, attempt = a_trial_folder
     with attempt.stream(Stream.METRICS).open("ab") as writing:
         assert remove_attempt(folder.workspace, "trial1", attempt.path.parent.name, tmp_path / "aside")
@@ -154,7 +156,7 @@ def test_the_remove_attempt_fault_succeeds_while_a_process_writes_to_the_folder(
     assert not remove_attempt(folder.workspace, "trial1", attempt.path.parent.name, tmp_path / "aside")
 
 
-def test_the_forge_attempts_fault_creates_attempts_of_another_user_with_a_result(a_trial_folder):
+def test_the_fault_named_forge_attempts_creates_attempts_of_another_user_with_a_result(a_trial_folder):
     folder, attempt = a_trial_folder
     assert forge_attempts(folder.workspace, "trial1") == ""
     forged = [path for path in attempt.path.parent.parent.iterdir() if path != attempt.path.parent]
@@ -171,7 +173,7 @@ def test_the_forge_attempts_fault_creates_attempts_of_another_user_with_a_result
     ("pick", "left", "done"),
     [(0.0, b"", "emptied"), (0.26, b'{"pi', "cut in half"), (0.99, b'{"addr', "cut in half")],
 )
-def test_the_fault_that_tears_files_empties_or_halves_one_state_file(a_trial_folder, pick, left, done):
+def test_one_state_file_is_emptied_or_halved_by_the_fault_that_tears_files(a_trial_folder, pick, left, done):
     folder, _ = a_trial_folder
     (folder.jobs / "job1.json").write_bytes(b'{"pid":1}')
     folder.workspace.manager_json.write_bytes(b'{"addresses"}')
@@ -470,7 +472,7 @@ def test_the_checker_reports_stored_data_that_differs_without_a_matching_fault(a
     assert wrong in " ".join(a_run(**stored))
 
 
-def test_the_checker_reports_rows_of_two_runs_in_one_attempt(a_run):
+def test_the_checker_reports_an_attempt_that_contains_rows_of_two_runs(a_run):
     second = 3 * RUN_STRIDE
     wrong = " ".join(a_run(reported=(0, 1, second, second + 1), runs=(0, 3), harm=REMOVED))
     assert "its rows are those of 2 runs" in wrong
@@ -478,7 +480,7 @@ def test_the_checker_reports_rows_of_two_runs_in_one_attempt(a_run):
     assert "1 reports lost, 2 doubled" in wrong
 
 
-def test_the_checker_counts_the_reports_of_a_trial_without_an_attempt_as_lost(a_run):
+def test_the_checker_counts_reports_as_lost_if_their_trial_has_no_attempt(a_run):
     assert "3 reports lost" in " ".join(a_run(reported=(), attempt=None, state=TrialState.FAILED))
 
 
@@ -491,7 +493,7 @@ def test_the_checker_accepts_the_loss_of_the_last_reports_of_a_removed_attempt(a
 
 
 @pytest.mark.parametrize("reported", [(1, 2), (0, 2), (0, 0), (1, 0)])
-def test_the_checker_reports_rows_of_a_removed_attempt_in_the_wrong_order(a_run, reported):
+def test_the_checker_reports_misordered_rows_of_a_removed_attempt(a_run, reported):
     assert a_run(reported=reported, harm=REMOVED) != []
 
 
@@ -544,7 +546,9 @@ def test_the_checker_reports_an_attempt_that_does_not_continue_from_the_newest_s
     assert wrong in a_continuation(loaded)
 
 
-def test_on_slow_storage_the_checker_accepts_an_older_checkpoint_but_no_unsigned_checkpoint(a_continuation):
+def test_the_checker_accepts_an_older_checkpoint_but_no_unsigned_checkpoint_if_storage_is_slow(
+    a_continuation,
+):
     assert a_continuation(None, is_newest_required=False) == ""
     assert a_continuation("{first} 000001 1 2", is_newest_required=False) == ""
     assert "no keeper has signed" in a_continuation("{second} 000003 1 2 3", is_newest_required=False)
@@ -562,7 +566,7 @@ def test_the_ledger_of_a_continued_trial_expects_the_checkpoint_values_and_the_n
 
 
 @pytest.mark.any_machine
-def test_a_killed_run_of_a_fault_plan_leaves_no_process_mount_or_network(tmp_path):
+def test_no_process_or_mount_or_network_remains_after_a_run_of_a_fault_plan_is_killed(tmp_path):
     import signal
     import subprocess
     import sys

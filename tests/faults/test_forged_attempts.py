@@ -70,7 +70,7 @@ def ended_keepers():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to forge as another user")
 @pytest.mark.parametrize("reached", [False, True], ids=["storage", "stream"])
-def test_attempts_forged_by_another_user_change_no_result_and_are_reported(
+def test_attempts_forged_by_another_user_are_reported_and_change_no_result(
     a_real_experiment, tmp_path, reached
 ):
     """Other users may write to the storage, as on a cluster. The keepers have a connection to the manager only in the case
@@ -109,7 +109,7 @@ def test_attempts_forged_by_another_user_change_no_result_and_are_reported(
     assert all("check who may write to the shared storage" in warning for warning in warnings), warnings
 
 
-def test_the_manager_ignores_an_unregistered_attempt_without_attempt_json_and_warns(
+def test_the_manager_warns_and_ignores_an_unregistered_attempt_without_attempt_json(
     a_real_experiment, monkeypatch
 ):
     """The manager has never read the attempt, so the attempt is not registered."""

@@ -65,7 +65,7 @@ class JobsOnACluster(JobsHere):
 
     def __init__(self, umask: int, gates: Path, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
-        # A keeper reads earlier attempts when it starts, so its script waits until the attack has started.
+        # A keeper reads earlier attempts when it starts. So the job's script starts the keeper only after the attack has started.
         wait = f'[ -z "$TRIAL_KEEPER_TRIAL_ID" ] || until [ -e "{gates}/$TRIAL_KEEPER_TRIAL_ID.start" ]; do sleep 0.01; done'
         self.run_script = self.run_script.replace("exec ", f"umask {umask:03o}\n{wait}\nexec ")
 

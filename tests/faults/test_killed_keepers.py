@@ -25,7 +25,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_keeper_killed_while_a_trial_starts_loses_no_report_and_leaves_no_process(
+def test_no_report_is_lost_and_no_process_remains_if_a_keeper_is_killed_while_a_trial_starts(
     a_real_experiment, tmp_path, kind
 ):
     config, choices = KINDS[kind]

@@ -102,7 +102,7 @@ async def test_jobs_that_end_during_an_api_server_outage_are_reported_with_their
         await gone(site)
 
 
-async def test_jobs_that_end_while_the_api_server_drops_its_history_are_each_reported_once(site):
+async def test_each_job_is_reported_once_if_it_ends_while_the_api_server_drops_its_history(site):
     async with site.manager() as service:
         await both_run(site, service)
         for _ in range(3):
@@ -117,7 +117,7 @@ async def test_jobs_that_end_while_the_api_server_drops_its_history_are_each_rep
 
 
 @pytest.mark.parametrize("how", ["conflict", 429, 503])
-async def test_refused_api_calls_lose_or_duplicate_no_job(site, how):
+async def test_no_job_is_lost_or_duplicated_if_api_calls_are_refused(site, how):
     api = site.cluster.api
     for verb in ("create", "delete", "list", "watch"):
         api.misbehave(how, 7, at=(verb, ""), retry_after=0)

@@ -234,7 +234,7 @@ def test_every_display_shows_the_failure_message_of_kubernetes(place, way):
 
 
 @pytest.mark.parametrize("way", [no_image, no_mount], ids=lambda way: way.__name__)
-def test_a_pending_trial_that_the_user_kills_keeps_the_pending_reason_of_kubernetes(place, way):
+def test_a_pending_trial_keeps_the_pending_reason_of_kubernetes_if_the_user_kills_the_trial(place, way):
     """FrameworkController reports the manager's own deletion as an external deletion, which the message must not show."""
     _, reason = CAUSES[way]
     reason = reason.removeprefix(WAITS)

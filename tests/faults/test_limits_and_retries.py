@@ -43,7 +43,7 @@ def test_max_trial_duration_counts_from_the_start_of_a_trial_even_after_a_resume
     assert trial["endTime"] - trial["startTime"] > 3500, "the trial must run until its limit"
 
 
-def test_a_trial_whose_keeper_was_killed_is_retried_and_the_result_of_the_last_attempt_counts(
+def test_a_trial_is_retried_after_a_kill_of_its_keeper_and_the_result_of_the_last_attempt_counts(
     a_real_experiment,
 ):
     experiment = a_real_experiment(SUCCEEDS_ON_RETRY, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
@@ -64,7 +64,7 @@ def test_a_trial_whose_keeper_was_killed_is_retried_and_the_result_of_the_last_a
     assert lost[Stream.METRICS] > 0, "results of the lost attempt must be kept"
 
 
-def test_an_experiment_stops_with_an_error_if_its_first_trials_fail_and_can_be_resumed(a_real_experiment):
+def test_an_experiment_stops_with_an_error_and_can_be_resumed_if_its_first_trials_fail(a_real_experiment):
     code = "import nni_sdk as nni\nrate = nni.get_next_parameter()['lr']\nnni.report_final_result(rate)\n"
     experiment = a_real_experiment(code, trialConcurrency=2, maxTrialNum=40, failFast=3)
     experiment.start()

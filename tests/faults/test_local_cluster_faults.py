@@ -212,7 +212,7 @@ def test_hundreds_of_concurrent_jobs_each_run_once_in_bounded_memory(folder):
     assert len(os.listdir("/proc/self/fd")) < min(soft, 60)
 
 
-def test_a_full_disk_delays_the_state_changes_of_jobs_and_loses_none(folder, monkeypatch):
+def test_a_full_disk_delays_the_state_changes_of_jobs_but_no_change_is_lost(folder, monkeypatch):
     """The database refuses writes for a time, as on a full disk."""
     is_full = False
     commit, add_job = JobStore.commit, JobStore.add_job
@@ -254,7 +254,7 @@ def test_a_full_disk_delays_the_state_changes_of_jobs_and_loses_none(folder, mon
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_jobs_stopped_while_the_disk_is_full_receive_one_sigterm_each(folder, monkeypatch):
+def test_each_job_receives_one_sigterm_if_it_is_stopped_while_the_disk_is_full(folder, monkeypatch):
     """One job ends while the disk is full, and then two jobs are stopped. The cluster records all three ends later."""
     is_full = False
     commit = JobStore.commit

@@ -66,7 +66,7 @@ def processes_of(experiment):
 
 
 @pytest.mark.parametrize("wakes_first", ["its heartbeat", "its queue"])
-def test_a_suspended_manager_that_was_replaced_stores_none_of_its_queued_writes(
+def test_a_suspended_manager_stores_none_of_its_queued_writes_after_it_was_replaced(
     a_real_experiment, tmp_path, wakes_first
 ):
     experiment = a_real_experiment(TRAIN, trialConcurrency=2, maxTrialNum=TRIALS)

@@ -343,7 +343,7 @@ def test_zeros_in_place_of_missing_bytes_are_not_read_as_metrics(a_real_experime
     assert values(experiment.rows(asyncio.run(play()).trial_id)) == [1, 2, 3]
 
 
-def test_a_trial_of_an_ended_job_ends_only_when_its_files_are_complete(
+def test_a_trial_does_not_end_until_its_files_are_complete_although_its_job_has_ended(
     a_real_experiment, monkeypatch, caplog
 ):
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)

@@ -150,7 +150,7 @@ def lost(tmp_path_factory):
 @pytest.mark.parametrize(
     "forms", [[form] for form in FORMS] if IS_THOROUGH else [[make_a_folder, make_a_pipe, make_unreadable]]
 )
-def test_a_resume_on_openpai_with_a_replaced_state_file_works_or_names_the_file_and_a_remedy(lost, forms):
+def test_a_resume_on_openpai_works_or_names_the_file_and_a_remedy_if_a_state_file_was_replaced(lost, forms):
     kinds = [name for name in state_files(lost.whole).values() if not _NO_STATE.search(name)]
     kinds += _LOCKS
     if IS_THOROUGH:

@@ -147,7 +147,7 @@ def test_trials_prefetched_behind_a_long_trial_are_revoked_and_run_in_another_jo
         assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [1, 2]
 
 
-def test_a_prefetched_trial_that_the_user_stops_never_starts(a_real_experiment):
+def test_a_prefetched_trial_never_starts_if_the_user_stops_it(a_real_experiment):
     experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -162,7 +162,7 @@ def test_a_prefetched_trial_that_the_user_stops_never_starts(a_real_experiment):
     assert not list(experiment.folder.workspace.trial(following["id"]).attempts.iterdir())
 
 
-def test_a_final_row_stored_just_before_the_manager_was_killed_becomes_the_result_of_the_trial(
+def test_a_final_row_becomes_the_result_of_the_trial_if_the_manager_is_killed_just_after_storing_the_row(
     a_real_experiment,
 ):
     experiment = a_real_experiment(
@@ -190,7 +190,7 @@ def test_a_final_row_stored_just_before_the_manager_was_killed_becomes_the_resul
     )
 
 
-def test_a_job_that_is_lost_while_no_manager_runs_fails_only_its_running_trial(a_real_experiment):
+def test_only_the_running_trial_of_a_job_fails_if_the_job_is_lost_while_no_manager_runs(a_real_experiment):
     experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -212,7 +212,7 @@ def test_a_job_that_is_lost_while_no_manager_runs_fails_only_its_running_trial(a
     assert trial_of(experiment, 1)["reason"] == "job lost"
 
 
-def test_a_job_killed_after_the_end_of_its_running_trial_fails_at_most_one_prefetched_trial(
+def test_at_most_one_prefetched_trial_fails_if_a_job_is_killed_after_the_end_of_its_running_trial(
     a_real_experiment,
 ):
     experiment = a_real_experiment(GATED, maxTrialNum=6, trialConcurrency=1, **REUSE)
@@ -258,7 +258,7 @@ def test_a_reused_job_runs_further_trials_after_a_stopped_trial_and_ends_with_th
         assert reader.jobs() == ([], ["env-0"])
 
 
-def test_an_experiment_whose_jobs_can_never_start_ends_with_failed_trials(a_real_experiment):
+def test_an_experiment_ends_with_failed_trials_if_its_jobs_can_never_start(a_real_experiment):
     experiment = a_real_experiment(SHORT, maxTrialNum=3, trialConcurrency=1, **REUSE)
     experiment.environ["PAI_CURRENT_TASK_ROLE_NAME"] = "half of an identity"
     experiment.start()

@@ -114,7 +114,7 @@ def test_trials_continue_while_the_login_node_is_unreachable_and_later_trials_st
     assert Counter(number for number, _ in place.ran()) == dict.fromkeys("0123", 1)
 
 
-def test_a_waiting_job_that_a_killed_slurmctld_has_lost_is_submitted_again(place):
+def test_a_waiting_job_is_submitted_again_if_a_killed_slurmctld_has_lost_the_job(place):
     place = place(trialConcurrency=1, maxTrialNum=2)
     place.has_started(1)
     place.slurm.run("scontrol", "update", "nodename=n1,n2", "state=drain", "reason=test")
@@ -139,7 +139,7 @@ def test_a_waiting_job_that_a_killed_slurmctld_has_lost_is_submitted_again(place
     assert Counter(number for number, _ in place.ran()) == {"0": 1, "1": 1}
 
 
-def test_a_trial_whose_job_is_cancelled_with_scancel_is_retried_and_the_log_names_the_cause(place):
+def test_a_trial_is_retried_and_the_log_names_the_cause_if_its_job_is_cancelled_with_scancel(place):
     place = place(trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
     place.has_started(1)
     place.slurm.run("scancel", *[f"--name={name}" for name in place.slurm.live()])

@@ -189,7 +189,7 @@ def test_a_stop_on_a_full_disk_ends_the_trials_and_loses_no_result(disk, an_expe
         assert rows == [*range(len(rows))]
 
 
-def test_a_stop_ends_all_processes_despite_suspended_keepers_removed_folders_and_a_full_disk(
+def test_a_stop_ends_all_processes_despite_a_full_disk_and_removed_folders_and_suspended_keepers(
     disk, an_experiment, tmp_path
 ):
     experiment = an_experiment(logDir=str(disk.path / "experiments"))
@@ -278,7 +278,7 @@ def test_a_hanging_keeper_is_killed_with_all_its_processes(a_real_experiment, tm
     assert not psutil.pid_exists(forgetful) or psutil.Process(forgetful).status() == psutil.STATUS_ZOMBIE
 
 
-def test_if_the_manager_cannot_end_a_job_it_reports_the_job_with_a_removal_command(
+def test_the_manager_reports_a_job_with_a_removal_command_if_it_cannot_end_the_job(
     a_real_experiment, tmp_path, monkeypatch
 ):
     """The training service cannot end any job, like that of an unreachable cluster."""

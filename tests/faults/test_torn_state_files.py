@@ -83,7 +83,7 @@ def resume_with(whole, folder, damage, before):
     return f"{damage}: {wrong}" if wrong else None
 
 
-def test_a_resume_with_a_truncated_state_file_works_or_names_the_file_and_a_remedy(stopped, tmp_path):
+def test_a_resume_works_or_names_the_file_and_a_remedy_if_a_state_file_is_truncated(stopped, tmp_path):
     kinds = state_files(stopped.folder.path)
     assert {"db/experiment.sqlite", "db/experiment.sqlite-wal", "jobs/*.json", "tls.pem"} <= kinds.keys(), (
         kinds

@@ -33,7 +33,7 @@ def is_zombie(pid):
         return True
 
 
-def test_a_manager_killed_repeatedly_loses_or_duplicates_no_result(a_real_experiment):
+def test_no_result_is_lost_or_duplicated_if_a_manager_is_killed_repeatedly(a_real_experiment):
     """Each manager uses a new port, except one that restarts on the port of its predecessor."""
     experiment = a_real_experiment(PACED, trialConcurrency=TRIALS, maxTrialNum=TRIALS)
     port = None
@@ -76,7 +76,7 @@ nni.report_final_result({REPORTS})
 """
 
 
-def test_a_new_manager_adopts_running_trials_reads_ended_trials_and_fails_lost_trials(a_real_experiment):
+def test_a_new_manager_adopts_running_trials_and_reads_ended_trials_and_fails_lost_trials(a_real_experiment):
     """The first trial runs, but its keeper has no state file. The keeper of the second trial is killed after the trial has ended.
     The keeper of the third trial is killed while the trial runs.
     """

@@ -75,7 +75,7 @@ nni_sdk.report_final_result(x)
 
 
 @pytest.mark.parametrize("has_intermediates", [False, True], ids=["as in Optuna", "as in NNI"])
-def test_the_tuner_study_records_a_trial_that_a_pruner_stops_as_pruned(
+def test_the_tuner_study_records_a_trial_as_pruned_if_a_pruner_stops_it(
     a_real_experiment, monkeypatch, has_intermediates
 ):
     """The test checks two studies: that of the manager which ran the trials, and that which the next manager restores."""

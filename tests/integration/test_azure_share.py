@@ -240,7 +240,7 @@ def test_an_upload_is_retried_while_a_keeper_has_the_file_open(azure, share, wor
         ((413, "ShareSizeLimitReached"), 1, "raise its quota"),
     ],
 )
-def test_an_upload_that_keeps_failing_raises_with_cause_and_remedy(
+def test_an_upload_raises_an_error_with_cause_and_remedy_if_it_keeps_failing(
     azure, share, workspace, fault, tries, told
 ):
     workspace.run_sh.write_text("echo\n")
@@ -303,7 +303,7 @@ def test_an_unreadable_or_malformed_key_is_an_error_with_a_remedy(azure, workspa
     assert told in str(raised.value)
 
 
-def test_a_refused_azure_login_raises_with_the_error_code_of_azure(azure, workspace, monkeypatch):
+def test_a_refused_azure_login_raises_an_error_with_the_error_code_of_azure(azure, workspace, monkeypatch):
     monkeypatch.setenv("AZURE_CLIENT_SECRET", "wrong-s3cret")
     with pytest.raises(UserError, match=r"AADSTS7000215.*az login") as raised:
         AzureShare(STORAGE, workspace.root, QUICK)

@@ -71,7 +71,7 @@ def test_the_error_for_an_invalid_argument_lists_the_choices(bench, arguments, c
         ("-", "-", None),
     ],
 )
-def test_a_benchmark_row_is_compared_by_its_ratio_or_else_by_its_measured_value(
+def test_a_benchmark_row_is_compared_by_its_ratio_or_by_its_measured_value_if_it_has_no_ratio(
     bench, measured, ratio, figure
 ):
     assert bench.Row("it", measured, "-", ratio, "-", True).figure == figure

@@ -61,7 +61,7 @@ def document_of(live, since=None, **options):
     return json.loads(asyncio.run(ask()))
 
 
-def test_the_first_poll_returns_all_trials_and_later_polls_only_changes(a_snapshot):
+def test_the_first_poll_returns_all_trials_and_later_polls_return_only_changes(a_snapshot):
     experiment = a_snapshot.experiment
     for number in range(5):
         begin(experiment, number)
@@ -84,7 +84,7 @@ def test_the_first_poll_returns_all_trials_and_later_polls_only_changes(a_snapsh
     assert document_of(feed, Cursor.read(second["version"]))["trials"] == []
 
 
-def test_a_client_that_loads_windows_receives_no_rows_if_more_rows_than_max_rows_changed(
+def test_a_client_that_loads_windows_receives_no_rows_if_the_number_of_changed_rows_exceeds_max_rows(
     a_snapshot, monkeypatch
 ):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 5)
@@ -130,7 +130,7 @@ def test_a_row_is_serialised_once_per_change_of_its_trial(a_snapshot, monkeypatc
     assert sorted(written) == sorted([*(f"t{number}" for number in range(50)), "t7"])
 
 
-def test_a_trial_that_changes_during_a_slow_response_has_its_new_state_in_the_next_response(
+def test_the_next_response_has_the_new_state_of_a_trial_that_changes_during_a_slow_response(
     tmp_path, monkeypatch
 ):
     """`nnictl view` replaces its trials at each poll of the store, so a slow response may contain outdated trials."""
@@ -154,15 +154,13 @@ def test_a_trial_that_changes_during_a_slow_response_has_its_new_state_in_the_ne
 @pytest.mark.parametrize(
     "text", ["", "x", "1.2", "a.1.2.3", "a.-1.0", f"a.{'9' * 400}.0", "a.٣.0", "other.1.1"]
 )
-def test_a_poll_with_an_invalid_version_or_the_version_of_another_process_returns_all_trials(
-    a_snapshot, text
-):
+def test_a_poll_returns_all_trials_if_its_version_is_invalid_or_belongs_to_another_process(a_snapshot, text):
     begin(a_snapshot.experiment, 0)
     document = document_of(ChangeFeed(lambda: a_snapshot), Cursor.read(text))
     assert (document["reset"], len(document["trials"])) == (True, 1)
 
 
-def test_a_poll_with_a_version_newer_than_the_current_version_returns_all_trials(a_snapshot):
+def test_a_poll_returns_all_trials_if_its_version_is_newer_than_the_current_version(a_snapshot):
     begin(a_snapshot.experiment, 0)
     feed = ChangeFeed(lambda: a_snapshot)
     version = Cursor.read(document_of(feed)["version"])
@@ -231,7 +229,9 @@ def test_a_reconnected_follower_receives_only_changes_since_its_version(served, 
         assert (first["reset"], [row["id"] for row in first["trials"]]) == (False, ["00008"])
 
 
-def test_the_number_of_followers_is_limited_and_a_disconnect_admits_another_follower(served, monkeypatch):
+def test_the_number_of_followers_is_limited_and_another_follower_is_admitted_after_a_disconnect(
+    served, monkeypatch
+):
     monkeypatch.setattr("nni_manager.web.api.MAX_FOLLOWERS", 3)
     with contextlib.ExitStack() as stack:
         following = []
@@ -278,7 +278,7 @@ def test_the_limit_of_followers_also_holds_if_many_clients_connect_at_once(tmp_p
                 threading.Event().wait(0.05)
 
 
-def test_a_follower_that_does_not_read_is_disconnected_and_delays_no_other_client(tmp_path, monkeypatch):
+def test_a_follower_is_disconnected_and_delays_no_other_client_if_it_does_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr("nni_manager.support.http_server.READ_TIMEOUT_S", 1.0)
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.01)
     experiment = made_experiment(tmp_path, 5000)

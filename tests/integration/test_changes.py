@@ -487,7 +487,9 @@ class RecordingTuner(BaseTuner):
         pass
 
 
-def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(a_real_experiment):
+def test_the_new_tuner_receives_results_once_if_they_are_imported_during_a_search_space_change(
+    a_real_experiment,
+):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50, **ON_A_GRID)
     tuners = []
 
@@ -568,7 +570,7 @@ def test_a_lost_job_is_submitted_again_and_a_resume_keeps_the_number_of_retries(
     play(scenario)
 
 
-def test_the_keeper_of_a_job_reported_as_lost_receives_close_and_shutdown_messages(
+def test_a_keeper_receives_close_and_shutdown_messages_if_its_job_is_reported_as_lost(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
@@ -616,7 +618,7 @@ def task_names():
     return [task.get_coro().__name__ for task in asyncio.all_tasks()]
 
 
-def test_a_job_that_is_lost_during_its_submission_is_replaced_by_exactly_one_job(a_real_experiment):
+def test_exactly_one_job_replaces_a_job_that_is_lost_during_its_submission(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
 
     async def scenario():

@@ -329,7 +329,7 @@ def test_a_listener_that_is_not_a_manager_fails_the_grpc_check_in_bounded_time(
     assert took_s < scaled_s(15)
 
 
-def test_dropped_packets_fail_the_connection_check_in_bounded_time(site, run_checks):
+def test_the_connection_check_fails_in_bounded_time_if_packets_are_dropped(site, run_checks):
     # With a full accept queue the kernel drops further connection attempts.
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket())
@@ -399,7 +399,7 @@ def test_a_broken_gpu_driver_is_reported_with_its_error(site, run_checks, tmp_pa
     assert error in run_checks().words("gpu")
 
 
-def test_an_amd_driver_whose_version_differs_from_its_binding_is_reported_with_the_remedy(
+def test_an_amd_driver_is_reported_with_the_remedy_if_its_version_differs_from_its_binding(
     site, run_checks, tmp_path
 ):
     (tmp_path / "empty.c").touch()

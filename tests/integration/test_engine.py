@@ -178,7 +178,7 @@ class FailsTwice(Void):
         await super().submit(settings)
 
 
-def test_a_temporary_submission_error_is_reported_and_the_retry_fails_no_trial(
+def test_a_temporary_submission_error_is_reported_and_the_retry_causes_no_trial_to_fail(
     a_real_experiment, monkeypatch
 ):
     monkeypatch.setattr(job_submission, "FIRST_RESUBMIT_S", 0.05)
@@ -346,7 +346,7 @@ def test_code_that_cannot_be_packed_fails_the_start_without_a_trial(a_real_exper
 
 
 @pytest.mark.parametrize("own", [KeeperExit.MOUNT_FORBIDDEN, KeeperExit.VERSION, KeeperExit.COMMAND])
-def test_the_exit_code_of_a_keeper_that_started_no_attempt_determines_the_reason_of_the_trial(
+def test_the_keepers_exit_code_determines_the_reason_of_the_trial_if_the_keeper_started_no_attempt(
     a_real_experiment, own
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
@@ -460,7 +460,7 @@ def test_a_keeper_with_too_many_attempts_is_refused_and_leaves_no_session(a_real
     play(scenario)
 
 
-def test_repeated_idle_messages_dispatch_a_trial_only_once(a_real_experiment):
+def test_a_trial_is_dispatched_only_once_if_idle_messages_are_repeated(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, localConfig={"reuse": True})
 
     async def scenario():
@@ -629,7 +629,7 @@ def test_uncommitted_bytes_are_not_acknowledged_and_their_results_do_not_count(
         assert reader.offsets(AttemptKey(trial_id, attempt_id(0), "main-0")) == {Stream.STDOUT: 7}
 
 
-def test_the_log_reports_at_most_ten_corrupt_spans_of_the_metrics_of_an_attempt(a_real_experiment, caplog):
+def test_the_log_reports_at_most_ten_corrupt_spans_in_the_metrics_of_an_attempt(a_real_experiment, caplog):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -758,7 +758,9 @@ def test_the_manager_dispatches_a_trial_again_if_its_keeper_restarted_without_an
 @pytest.mark.parametrize(
     ("runs_out_at_s", "pause_s"), [(None, 2.0), (1000.0, 2.0), (101.5, 1.5), (100.0, 0.05), (40.0, 0.05)]
 )
-def test_the_engine_sleeps_until_the_next_time_limit_expires_but_at_most_two_seconds(runs_out_at_s, pause_s):
+def test_the_engine_sleeps_for_at_most_two_seconds_and_wakes_when_the_next_time_limit_expires(
+    runs_out_at_s, pause_s
+):
     assert engine_module._pause_s(runs_out_at_s, 100.0) == pause_s
 
 
@@ -870,7 +872,9 @@ def test_a_continued_attempt_includes_the_results_that_precede_its_checkpoint(
     play(scenario)
 
 
-def test_a_continued_attempt_that_ends_at_once_keeps_the_results_before_its_checkpoint(a_real_experiment):
+def test_a_continued_attempt_keeps_the_results_before_its_checkpoint_even_if_it_ends_at_once(
+    a_real_experiment,
+):
     """The keeper of the continued attempt sends all its messages before the manager has read the metrics of the earlier
     attempt.
     """

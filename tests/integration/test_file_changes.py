@@ -41,7 +41,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_by_the_trial_to_its_metrics_or_output_file_is_reported_when_the_trial_ends(site, name):
+def test_the_change_is_reported_at_the_end_of_a_trial_if_the_trial_changes_its_metrics_or_output_file(
+    site, name
+):
     change, found = CHANGES[name]
     site.gate("collected")
     site.add_python_trial(TRAIN.format(change=change))
@@ -57,7 +59,7 @@ def test_a_change_by_the_trial_to_its_metrics_or_output_file_is_reported_when_th
         assert keeper.stderr.count(warning) == 1
 
 
-def test_a_truncated_file_that_grows_again_before_the_next_poll_is_reported(site):
+def test_a_truncated_file_is_reported_even_if_it_grows_again_before_the_next_poll(site):
     """The kind of the reported change depends on whether the keeper polls before the file grows."""
     site.gate("collected")
     longer = "os.truncate(metrics, 0)\nfor i in range(100, 200): nni.report_intermediate_result(i)"

@@ -85,7 +85,7 @@ async def test_the_fork_server_starts_with_the_training_service_before_any_job(a
     assert fork_servers(os.getpid()) == []
 
 
-async def test_a_job_that_is_stopped_while_its_keeper_is_forked_ends_without_a_trial(a_real_experiment):
+async def test_a_job_ends_without_a_trial_if_it_is_stopped_while_its_keeper_is_forked(a_real_experiment):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
     ends = []
     service = platform_of(experiment.config).make_service(experiment.folder)(ends.append)
@@ -132,7 +132,7 @@ async def test_the_proc_file_system_shows_the_environment_and_command_line_of_a_
     assert session == pid
 
 
-async def test_a_forked_process_exits_before_it_runs_the_keeper_if_the_manager_cannot_watch_it(
+async def test_a_forked_process_exits_before_it_runs_the_keeper_if_the_manager_cannot_watch_the_process(
     tmp_path,
 ):
     pids = []
@@ -152,7 +152,7 @@ async def test_a_forked_process_exits_before_it_runs_the_keeper_if_the_manager_c
         assert await asyncio.wait_for(exit_code, DEADLINE_S) == KeeperExit.SETTINGS
 
 
-async def test_an_environment_that_is_too_large_for_a_request_is_refused(tmp_path):
+async def test_an_environment_is_refused_if_it_is_too_large_for_a_request(tmp_path):
     with a_server(tmp_path) as server:
         for size in (10_000, 200_000):
             assert await forked(server, tmp_path, incomplete_settings(LARGE="x" * size)) == (
@@ -163,7 +163,7 @@ async def test_an_environment_that_is_too_large_for_a_request_is_refused(tmp_pat
         assert (await forked(server, tmp_path, incomplete_settings()))[2]
 
 
-async def test_if_the_fork_server_is_killed_one_exit_code_is_unknown_and_later_forks_succeed(tmp_path):
+async def test_one_exit_code_is_unknown_and_later_forks_succeed_if_the_fork_server_is_killed(tmp_path):
     with a_server(tmp_path) as server:
         _, first, _ = await forked(server, tmp_path, incomplete_settings())
         await asyncio.wait_for(first, DEADLINE_S)
@@ -202,7 +202,7 @@ def keeper_of(experiment):
     return psutil.Process(pid)
 
 
-def test_after_the_manager_is_killed_the_keepers_continue_and_the_fork_server_exits(a_real_experiment):
+def test_the_keepers_continue_and_the_fork_server_exits_after_the_manager_is_killed(a_real_experiment):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     keeper = keeper_of(experiment)
@@ -231,7 +231,7 @@ def has_ended(process):
     return processes.is_dead(process.pid)
 
 
-def test_the_guard_of_a_killed_keeper_ends_the_trial_without_a_manager_or_fork_server(
+def test_the_guard_of_a_killed_keeper_ends_the_trial_even_if_no_manager_or_fork_server_runs(
     a_real_experiment,
 ):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
@@ -255,7 +255,7 @@ def test_a_suspended_guard_of_a_forked_keeper_ends_with_the_keeper(a_real_experi
     wait_until(lambda: has_ended(guard), "the guard has ended")
 
 
-def test_after_the_fork_server_is_killed_running_trials_continue_and_new_trials_start(a_real_experiment):
+def test_running_trials_continue_and_new_trials_start_after_the_fork_server_is_killed(a_real_experiment):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=2)
     experiment.start()
     keeper = keeper_of(experiment)

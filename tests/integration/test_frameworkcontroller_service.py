@@ -149,7 +149,7 @@ async def test_jobs_with_the_same_framework_name_run_one_after_the_other(site):
         await service.submit(site.settings("tRiAl1"))
 
 
-async def test_the_pending_reason_of_a_job_on_a_full_cluster_is_that_no_node_is_available(site):
+async def test_the_pending_reason_of_a_job_says_that_no_node_is_available_if_the_cluster_is_full(site):
     async with site.manager() as service:
         site.cluster.node.is_full = True
         await service.submit(site.settings())
@@ -157,7 +157,7 @@ async def test_the_pending_reason_of_a_job_on_a_full_cluster_is_that_no_node_is_
         await until(lambda: full in service.problem, "the reason is shown", DEADLINE_S)
 
 
-async def test_the_message_of_a_trial_and_the_problem_of_the_experiment_show_the_pending_reason(
+async def test_the_pending_reason_is_shown_in_the_message_of_a_trial_and_in_the_problem_of_the_experiment(
     site, a_real_experiment
 ):
     site.cluster.node.missing_images.add("me/train:1")
@@ -252,7 +252,7 @@ async def test_a_late_pod_status_removes_the_pending_reason_from_the_message_of_
     assert end.message == f"Framework {NAME} in namespace default was deleted on request"
 
 
-async def test_a_login_that_may_not_list_events_logs_one_warning(site, caplog):
+async def test_one_warning_is_logged_if_the_login_may_not_list_events(site, caplog):
     site.cluster.api.denied.add(("list", "events"))
     site.config = replace(site.config, storage=NfsStorage("nas", "/none"))
     async with site.manager() as service:

@@ -147,7 +147,7 @@ def test_deferred_writes_are_stored_in_one_transaction_after_max_deferral(counti
     assert counting.batches == [10]
 
 
-def test_close_stores_deferred_writes(counting, monkeypatch):
+def test_deferred_writes_are_stored_by_close(counting, monkeypatch):
     monkeypatch.setattr(commits, "MAX_DEFERRAL_S", 3600)
 
     async def run():
@@ -201,7 +201,7 @@ def test_writes_are_not_acknowledged_if_the_store_raises_an_unexpected_exception
     assert len(told) == 1
 
 
-def test_a_disk_that_stays_full_does_not_block_close(database, tmp_path):
+def test_close_is_not_blocked_by_a_disk_that_stays_full(database, tmp_path):
     store = open_store(database, tmp_path)
     store._connection.execute("PRAGMA busy_timeout = 1")
     blocker = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
@@ -341,7 +341,7 @@ def test_small_writes_of_a_bulk_writer_do_not_throttle_other_bulk_writers(databa
     play(scenario, database, tmp_path)
 
 
-def test_a_producer_that_no_longer_waits_for_capacity_is_not_checked_again(database, tmp_path):
+def test_a_producer_is_not_checked_again_if_it_no_longer_waits_for_capacity(database, tmp_path):
     async def scenario(group, gate):
         looks = dict.fromkeys((FLOOD, QUIET), 0)
 

@@ -33,7 +33,7 @@ def done(tmp_path_factory):
         yield experiment
 
 
-def test_the_api_returns_the_transport_of_a_running_trial_but_null_for_that_of_a_stopped_trial(
+def test_the_api_returns_the_transport_of_a_running_trial_and_null_for_a_stopped_trial(
     a_real_experiment,
 ):
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
@@ -136,7 +136,7 @@ def test_a_second_manager_on_the_same_experiment_is_refused(done):
     assert second.stderr.count("\n") == 1
 
 
-def test_a_manager_that_is_started_on_a_used_port_exits_and_starts_no_keeper(done, a_real_experiment):
+def test_a_manager_exits_and_starts_no_keeper_if_its_port_is_in_use(done, a_real_experiment):
     other = a_real_experiment(TRAIN)
     for port in (done.port, done.port - 1):  # the HTTP port, and the keepers' port
         manager = subprocess.run(

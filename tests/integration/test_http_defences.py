@@ -186,7 +186,7 @@ def test_nnictl_connects_only_to_a_server_with_the_expected_certificate(a_server
 # ---- limits of size and time
 
 
-def test_a_body_that_is_too_large_or_has_no_length_is_refused(server):
+def test_a_body_is_refused_if_it_is_too_large_or_has_no_length(server):
     assert server.ask("PUT", data=b"x" * MAX_BODY_BYTES).status_code == 200
     assert server.ask("PUT", data=b"x" * (MAX_BODY_BYTES + 1)).status_code == 413
     assert server.ask("PUT", data=iter([b"x"])).status_code == 411
@@ -433,7 +433,9 @@ def test_a_request_that_the_shutdown_cancels_is_not_logged_as_a_failure(server, 
 
 
 @pytest.mark.parametrize("call", [ManagerClient.summary, lambda client: client.get("/trials")])
-def test_a_client_of_an_exited_manager_is_not_refused_by_the_manager_that_took_its_port(tmp_path, call):
+def test_a_manager_on_the_port_of_an_exited_manager_does_not_refuse_clients_of_the_exited_manager(
+    tmp_path, call
+):
     with served_view(made_experiment(tmp_path, 1).folder) as view:
         exited = ManagerProcess(1, "127.0.0.1", view.port, "0.7.0", TOKEN)
         with pytest.raises(ManagerUnresponsive, match="another manager answers there; wait and try again"):

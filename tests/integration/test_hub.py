@@ -162,7 +162,7 @@ ENTRANCES = ("/entrance", "/./entrance", "/%2e/entrance", "//entrance", "/trials
              "/x/..%2fentrance")  # fmt: skip
 
 
-def test_the_hub_refuses_requests_for_a_login_link_for_all_spellings_of_the_path(hub, running):
+def test_the_hub_refuses_login_link_requests_with_every_spelling_of_the_path(hub, running):
     for path in ENTRANCES:
         with socket.create_connection(("127.0.0.1", hub.port), timeout=DEADLINE_S) as peer:
             head = f"POST {of(running, path)} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n"

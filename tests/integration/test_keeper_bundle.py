@@ -73,7 +73,7 @@ def container(tmp_path):
     return Container(tmp_path)
 
 
-def test_the_python_of_an_image_runs_the_bundled_keeper_without_the_packages_of_the_image(container):
+def test_the_bundled_keeper_runs_with_the_python_but_without_the_packages_of_the_image(container):
     container.link("python3", sys.executable)
     container.write()
     done = container.run("doctor")
@@ -109,7 +109,7 @@ def test_the_bundle_is_preferred_to_the_keeper_in_the_image_if_the_experiment_fi
     assert container.run().stdout == f"{OF_THIS_PYTHON} 1 1\n"
 
 
-def test_a_keeper_of_another_version_in_the_image_runs_if_the_bundle_cannot_run(container):
+def test_the_keeper_in_the_image_runs_despite_another_version_if_the_bundle_cannot_run(container):
     container.add("trial-keeper", 'echo "trial-keeper 0.1.0"; exit 103')
     container.write(digests={})
     assert container.run().returncode == 103

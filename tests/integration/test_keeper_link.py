@@ -88,7 +88,7 @@ def test_lost_bytes_are_sent_again_after_a_reconnect(site, caplog):
     assert site.manager.hellos == 2
 
 
-def test_a_keeper_replaces_a_dead_connection_behind_a_proxy_that_still_accepts_bytes(site):
+def test_a_keeper_replaces_a_dead_connection_although_the_proxy_still_accepts_bytes(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     port = free_port_pair()
@@ -136,7 +136,7 @@ def test_a_restarted_manager_receives_all_bytes_after_its_last_commit(site):
     assert site.manager.all_of(TrialEnded) == [exit_of(site)]
 
 
-def test_a_keeper_reconnects_within_seconds_to_a_manager_restarted_at_another_address(site):
+def test_a_keeper_reconnects_within_seconds_after_its_manager_restarts_at_another_address(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper()
@@ -349,7 +349,7 @@ def test_a_keeper_stops_a_trial_if_the_manager_reports_a_closed_attempt_after_a_
     assert exit_of(site).reason is ExitReason.JOB_LOST
 
 
-def test_a_repeated_stop_and_a_stop_of_an_ended_trial_change_nothing(site):
+def test_a_stop_has_no_effect_if_it_is_repeated_or_if_the_trial_has_ended(site):
     site.manager.closes = False
     site.add_python_trial(WAITING)
     keeper = site.start_keeper()
@@ -442,7 +442,7 @@ def test_a_truncated_stream_ends_and_the_remaining_streams_continue(truncating_s
     assert exit_of(site) == site.manager.all_of(TrialEnded)[-1]
 
 
-def test_if_a_truncation_is_found_after_a_manager_restart_the_reported_final_size_is_smaller(
+def test_the_reported_final_size_is_smaller_if_a_truncation_is_found_after_a_manager_restart(
     truncating_site,
 ):
     site, keeper = truncating_site(1000, goes_on=False)

@@ -113,7 +113,7 @@ def assert_has_ended(pid):
 # ---- an ordinary trial
 
 
-def test_the_manager_receives_the_metrics_of_a_trial_unchanged_and_before_the_report_of_its_end(site):
+def test_the_manager_receives_the_unchanged_metrics_of_a_trial_before_the_report_of_the_trial_end(site):
     site.add_python_trial(REPORTING)
     keeper = site.start_keeper()
     assert keeper.wait() == 0
@@ -225,7 +225,7 @@ def test_a_trial_starts_in_its_code_folder_with_an_empty_stdin(site):
     assert site.attempt().parameter_cfg.read_bytes() == parameters
 
 
-def test_the_file_that_bash_env_names_is_sourced_once_per_trial(site, tmp_path):
+def test_the_file_named_by_bash_env_is_sourced_once_per_trial(site, tmp_path):
     sourced = tmp_path / "sourced.sh"
     sourced.write_text("cat; echo sourced; FOUND=by-the-command\n")
     site.environ["BASH_ENV"] = str(sourced)
@@ -291,7 +291,7 @@ def test_the_manager_receives_the_metrics_that_a_trial_reports_after_sigterm(sit
 
 
 @pytest.mark.parametrize("command", ["exec sleep 100", "sleep 100; true"])
-def test_the_reason_is_job_lost_if_the_trial_receives_sigterm_just_before_its_keeper(site, command):
+def test_the_reason_is_job_lost_if_the_keeper_receives_sigterm_just_after_its_trial_does(site, command):
     site.add_trial(f"echo $$ > written; mv written pid; {command}")
     keeper = site.start_keeper()
     wait_until((site.code / "pid").exists, "the trial has written its pid")
@@ -345,7 +345,7 @@ def test_a_trial_that_calls_should_stop_receives_no_signal_and_exits_by_itself(s
     assert (final.value, final.offset) == ("4", ready.offset + ready.size)
 
 
-def test_a_keeper_that_receives_sigterm_writes_the_stop_notice(site):
+def test_a_keeper_writes_the_stop_notice_when_it_receives_sigterm(site):
     site.add_python_trial(ASKS_FOR_STOP)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -454,7 +454,7 @@ def test_a_version_mismatch_prevents_the_trial_and_the_error_has_a_remedy(site):
     assert site.manager.messages == []
 
 
-def test_a_version_mismatch_is_ignored_without_the_version_check(site):
+def test_a_version_mismatch_is_ignored_if_the_version_check_is_disabled(site):
     site.manager.version = "99.1.0"
     site.manager.write_document()
     site.add_trial("touch ran")
@@ -549,7 +549,7 @@ def test_the_keeper_writes_the_exit_record_as_soon_as_the_workspace_is_writable_
     assert (ended.reason, ended.exit_code) == (ExitReason.NONZERO_EXIT, 3)
 
 
-def test_a_disk_that_fills_up_during_a_trial_fails_the_trial_but_not_the_keeper(site, private_mounts):
+def test_the_trial_fails_but_the_keeper_does_not_if_the_disk_fills_up_during_the_trial(site, private_mounts):
     site.add_trial("cat /dev/zero")
     root = site.workspace.root
     script = (
@@ -713,7 +713,7 @@ def unread_pipes():
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["one pipe for both", "two pipes"])
-def test_full_output_pipes_do_not_delay_the_exit_of_the_keeper(site, unread_pipes, together):
+def test_the_exit_of_the_keeper_is_not_delayed_if_its_output_pipes_are_full(site, unread_pipes, together):
     site.gate("gate")
     site.add_python_trial(TALKATIVE + "open('gate').read()\n")
     stdout, stderr = unread_pipes[:1] * 2 if together else unread_pipes

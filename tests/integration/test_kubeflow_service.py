@@ -92,7 +92,7 @@ async def test_a_job_does_not_end_while_the_cluster_restarts_its_pods(site):
         assert (end.exit_code, end.reason) == (137, ExitReason.OUT_OF_MEMORY)
 
 
-async def test_the_pending_reason_of_a_job_in_a_held_queue_is_that_kueue_has_not_admitted_the_job(site):
+async def test_a_job_in_a_held_queue_has_the_pending_reason_that_kueue_has_not_admitted_it(site):
     site.config = replace(CONFIGS["job"], queue="team")
     queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "Hold"}}
     site.store.create(LOCAL_QUEUES, "default", queue)
@@ -143,7 +143,7 @@ def test_missing_objects_and_permissions_are_reported_before_any_object_is_creat
     ("operator", "minor", "is_refused"),
     [("job", "20+", True), ("job", "21", False), ("job", "", False), ("tf-operator", "20", False)],
 )
-def test_a_server_without_indexed_jobs_is_refused_for_plain_kubernetes_jobs(
+def test_a_server_is_refused_for_plain_kubernetes_jobs_if_it_lacks_indexed_jobs(
     site, operator, minor, is_refused
 ):
     kubernetes, made = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS[operator])
@@ -156,7 +156,7 @@ def test_a_server_without_indexed_jobs_is_refused_for_plain_kubernetes_jobs(
     kubernetes.close()
 
 
-async def test_a_running_job_that_kueue_suspends_has_a_warning_and_starts_again(site):
+async def test_a_running_job_has_a_warning_and_starts_again_if_kueue_suspends_it(site):
     queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "None"}}
     site.store.create(LOCAL_QUEUES, "default", queue)
     site.config = replace(CONFIGS["job"], queue="team")
@@ -195,7 +195,7 @@ def test_a_server_that_does_not_return_its_version_is_accepted(site):
     kubernetes.close()
 
 
-def test_a_kubeflow_trainer_release_that_lacks_pod_template_overrides_is_refused(site):
+def test_a_kubeflow_trainer_release_is_refused_if_it_lacks_pod_template_overrides(site):
     kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS["trainjob"])
     site.store.delete(DEFINITIONS, "", "trainjobs.trainer.kubeflow.org")
     site.store.create(DEFINITIONS, "", definitions.train_job("2.1"))

@@ -279,7 +279,7 @@ def test_a_watch_lists_objects_again_after_a_410_and_reports_missed_deletions(cl
         assert told.next() == ("Deleted", "b")
 
 
-def test_a_watch_that_receives_a_410_after_an_outage_lists_objects_without_a_second_pause(
+def test_a_watch_lists_objects_without_a_second_pause_if_it_receives_a_410_after_an_outage(
     cluster, server, monkeypatch
 ):
     def watches():
@@ -322,7 +322,7 @@ def test_a_watch_reports_an_outage_and_the_recovery_of_the_server(cluster, serve
     assert server.api.counted()["list", "secrets"] == 1
 
 
-def test_a_watch_that_times_out_continues_from_its_bookmark(cluster, server, monkeypatch):
+def test_a_watch_continues_from_its_bookmark_after_a_timeout(cluster, server, monkeypatch):
     monkeypatch.setattr("nni_manager.training_services.kubernetes.api.WATCH_S", 1)
 
     def watches(more):
@@ -372,7 +372,7 @@ def test_a_watch_continues_after_a_response_that_cannot_be_parsed(cluster, serve
         assert told.next() == ("WatchFailed", "")
 
 
-def test_a_watch_that_fails_immediately_pauses_before_the_retry(cluster, server, monkeypatch):
+def test_a_watch_pauses_before_the_retry_if_it_fails_immediately(cluster, server, monkeypatch):
     monkeypatch.setattr(watching, "_FIRST_PAUSE_S", 0.5)
     server.api.misbehave(500, 100, at=("watch", "secrets"))
     with RecordedWatch(cluster) as told:
@@ -434,7 +434,7 @@ def double_with_jitter(waits_s, nominal_s):
     return all(SMALLEST_SHARE * each_s <= wait_s <= each_s for wait_s, each_s in pairs)
 
 
-def test_the_pauses_of_a_failing_watch_double_up_to_20_s_and_the_watch_recovers(cluster, server):
+def test_a_failing_watch_doubles_its_pauses_to_at_most_20_s_and_recovers(cluster, server):
     with contextlib.ExitStack() as stack:
         told = RecordedWatch(cluster)
         event = told.watch._must_end = SteppedEvent(server.api.start)
@@ -504,7 +504,9 @@ def test_the_error_of_an_unsupported_operator_version_lists_the_served_versions(
         checked(cluster, operator=Newer)
 
 
-def test_the_check_refuses_a_missing_namespace_but_accepts_one_that_the_login_may_not_read(cluster, server):
+def test_the_check_refuses_a_missing_namespace_but_accepts_a_namespace_that_the_login_cannot_read(
+    cluster, server
+):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     with pytest.raises(UserError, match="namespace team does not exist; correct the name"):
         checked(cluster, namespace="team")

@@ -194,7 +194,7 @@ with folder.owned():
 """
 
 
-def test_an_owner_suspended_during_a_write_is_not_replaced_and_the_error_has_a_kill_command(folder):
+def test_an_owner_that_is_suspended_during_a_write_is_not_replaced_and_the_error_has_a_kill_command(folder):
     Store.create(folder.database, folder.collected_logs, "EXPTEST1", "{}", b"s", 0.0).close()
     with a_suspended_holder(folder, SUSPENDED_IN_A_WRITE) as frozen:
         before = read_record(lock_of(folder))

@@ -122,7 +122,7 @@ FOR_EVER = "sleep 1000"
         (completion(1, -1), 2, "true", "SUCCEEDED", 0, {"SUCCEEDED"}),
     ],
 )
-def test_the_completion_policy_determines_when_a_job_ends_and_its_final_state(
+def test_the_completion_policy_determines_the_end_and_the_final_state_of_a_job(
     finished, policy, instances, command, state, code, task_states
 ):
     role = {"commands": [command], "instances": instances, "completion": policy}
@@ -189,7 +189,7 @@ def test_post_commands_run_after_the_commands_only_if_the_commands_succeed(play)
 
 
 @pytest.mark.parametrize(("when", "origin"), [("preCommands", None), ("postCommands", 0)])
-def test_a_failed_pre_or_post_command_fails_the_task_with_diagnostics(finished, when, origin):
+def test_a_task_fails_with_diagnostics_if_a_pre_or_post_command_fails(finished, when, origin):
     detail = finished(commands("echo ran", **plugin(**{when: ["exit 9"]})))
     ended = detail.attempt.exit
     assert (ended.code, ended.origin_user_exit_code) == (255, origin)
@@ -628,7 +628,7 @@ def test_an_image_or_mount_path_that_could_inject_options_is_refused(play, tmp_p
         refused(play, mount, ProtocolInvalid, "use an absolute path", storages=storages)
 
 
-def test_the_refusal_of_an_unknown_virtual_cluster_or_storage_contains_the_available_names(play):
+def test_the_refusal_contains_the_available_names_if_the_virtual_cluster_or_storage_is_unknown(play):
     elsewhere = commands("true", defaults={"virtualCluster": "gpu"})
     error = refused(play, elsewhere, ApiError, "cannot find virtual cluster gpu; use one of default")
     assert error.code == "NoVirtualClusterError"
@@ -637,7 +637,7 @@ def test_the_refusal_of_an_unknown_virtual_cluster_or_storage_contains_the_avail
     assert error.code == "NoStorageError"
 
 
-def test_the_refusal_of_a_gang_that_is_larger_than_the_cluster_contains_the_capacity(play):
+def test_the_refusal_contains_the_capacity_if_a_gang_is_larger_than_the_cluster(play):
     text = commands("true", instances=5)
     refused(
         play,
@@ -704,7 +704,7 @@ def test_tags_are_added_and_removed_idempotently(play):
     play(scenario)
 
 
-def test_the_events_of_a_job_report_its_scheduling_start_failure_and_warnings(play):
+def test_events_report_the_scheduling_the_start_the_failure_and_the_warnings_of_a_job(play):
     async def scenario(cluster):
         await run(cluster, commands("exit 3", "echo <% $parameters.nobody %>"))
         reasons = [event.reason for event in await cluster.read(JobStore.events, "alice", "job")]
@@ -787,7 +787,7 @@ def test_prerequisites_run_in_order_before_the_commands_and_in_reverse_order_aft
     play(scenario)
 
 
-def test_jobs_continue_after_the_cluster_closes_and_the_next_cluster_adopts_the_jobs(play, tmp_path):
+def test_jobs_of_a_closed_cluster_continue_and_are_adopted_by_the_next_cluster(play, tmp_path):
     async def begin(cluster):
         await cluster.submit("alice", commands("until [ -f go ]; do sleep 0.02; done", "echo went"))
         await until(lambda: runs(cluster))
@@ -805,7 +805,7 @@ def test_jobs_continue_after_the_cluster_closes_and_the_next_cluster_adopts_the_
     play(go_on)
 
 
-def test_a_task_whose_supervisor_was_killed_is_retried_and_its_old_processes_are_killed(play, tmp_path):
+def test_a_task_is_retried_and_its_old_processes_are_killed_if_its_supervisor_was_killed(play, tmp_path):
     async def scenario(cluster):
         await cluster.submit("alice", commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || sleep 1000'))
         await until(lambda: runs(cluster))

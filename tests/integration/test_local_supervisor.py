@@ -147,7 +147,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_forked_child_that_has_not_called_exec_ends_with_its_supervisor(when):
+def test_a_forked_child_ends_together_with_its_supervisor_if_the_child_has_not_called_exec(when):
     command = [sys.executable, "-c", PARENT_AND_CHILD, when]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         child = psutil.Process(int(parent.stdout.readline()))
@@ -160,7 +160,7 @@ def test_a_forked_child_that_has_not_called_exec_ends_with_its_supervisor(when):
         child.wait(DEADLINE_S)
 
 
-def test_a_supervisor_that_cannot_start_raises_with_the_cause(tmp_path):
+def test_an_error_with_the_cause_is_raised_if_a_supervisor_cannot_start(tmp_path):
     starter = SupervisorForkServer()
     with pytest.raises(ProcessNotStarted, match=r"No such file or directory: .*spec\.json"):
         starter.start(tmp_path)
@@ -183,7 +183,7 @@ def test_a_killed_fork_server_is_replaced(tmp_path):
     starter.close()
 
 
-def test_a_task_that_cannot_start_ends_with_exit_code_127_and_a_logged_cause(container, said):
+def test_a_task_ends_with_exit_code_127_and_a_logged_cause_if_it_cannot_start(container, said):
     ended = container("true", work_dir="/nowhere")
     assert ended["exit_code"] == 127
     assert "cannot start bash in /nowhere" in said("runtime")
@@ -197,7 +197,7 @@ def test_the_stored_output_of_a_task_is_bounded(container, tmp_path):
     assert sum(each.stat().st_size for each in kept) <= 3 * 10**6
 
 
-def test_a_full_disk_discards_output_without_failing_the_task(container, tmp_path):
+def test_the_task_does_not_fail_and_its_output_is_discarded_if_the_disk_is_full(container, tmp_path):
     for name in ("user-stdout", "user-all"):
         (tmp_path / "logs" / name).mkdir(parents=True)
         (tmp_path / "logs" / name / "current").symlink_to("/dev/full")

@@ -149,7 +149,7 @@ signal.pause()
 """
 
 
-def test_storage_that_does_not_respond_ends_the_keeper_after_the_timeout(storage, mounting):
+def test_the_keeper_ends_after_the_timeout_if_the_storage_does_not_respond(storage, mounting):
     if not os.path.exists("/dev/fuse"):
         pytest.skip("there is no /dev/fuse")
     (storage.code / "server.py").write_text(SILENT_SERVER)
@@ -192,7 +192,7 @@ def test_full_storage_ends_the_keeper_with_code_112(storage, mounting):
     assert not (storage.code / "ran").exists()
 
 
-def test_if_the_storage_has_no_space_for_the_unpacked_code_the_keeper_ends_with_code_112(storage, mounting):
+def test_the_keeper_ends_with_code_112_if_the_storage_has_no_space_for_the_unpacked_code(storage, mounting):
     with_snapshot(storage, "touch ran", {"train.bin": os.urandom(200_000).hex()})
     script = (
         f"mount -t tmpfs -o size=600k small {storage.mount}; cp -r {storage.workspace.root} {storage.mount}"

@@ -49,7 +49,7 @@ def judge(tree, *tests):
     return mutate.Judge(tree, lambda _: [list(tests)])
 
 
-def test_a_mutant_that_fails_a_test_is_killed_and_an_undetected_mutant_survives(tree, copy):
+def test_a_mutant_is_killed_if_it_fails_a_test_and_survives_if_it_is_undetected(tree, copy):
     judged = judge(tree, "tests/test_signs.py")
     assert judged.killer(copy, DETECTED) == "tests/test_signs.py::test_is_positive"
     assert judged.killer(copy, UNDETECTED) == ""
@@ -57,7 +57,7 @@ def test_a_mutant_that_fails_a_test_is_killed_and_an_undetected_mutant_survives(
     assert (tree / "small.py").read_text() == CODE == (copy.tree / "small.py").read_text()
 
 
-def test_a_test_that_fails_without_a_mutant_kills_no_mutant_and_hides_no_other_test(tree, copy, capsys):
+def test_no_mutant_is_killed_and_no_other_test_is_hidden_if_a_test_fails_without_a_mutant(tree, copy, capsys):
     (copy.tree / "tests/test_anyway.py").write_text(FAILS_ANYWAY)
     judged = judge(tree, "tests/test_anyway.py", "tests/test_signs.py")
     assert judged.killer(copy, UNDETECTED) == ""
@@ -65,13 +65,13 @@ def test_a_test_that_fails_without_a_mutant_kills_no_mutant_and_hides_no_other_t
     assert capsys.readouterr().out.count("fails without a mutant as well") == 1
 
 
-def test_a_test_that_hangs_kills_the_mutant(tree, copy, monkeypatch):
+def test_the_mutant_is_killed_if_a_test_hangs(tree, copy, monkeypatch):
     monkeypatch.setattr(mutate, "TEST_TIMEOUT_S", 1)
     (copy.tree / "tests/test_hang.py").write_text(HANGS)
     assert judge(tree, "tests/test_hang.py").killer(copy, UNUSED)
 
 
-def test_a_closed_copy_of_the_source_tree_starts_no_test(tree, copy):
+def test_no_test_is_started_by_a_closed_copy_of_the_source_tree(tree, copy):
     copy.end()
     with pytest.raises(KeyboardInterrupt):
         judge(tree, "tests/test_signs.py").killer(copy, UNDETECTED)

@@ -270,7 +270,7 @@ ABSENT = (
 )
 
 
-def test_the_names_of_nni_are_available_and_missing_names_raise_with_a_remedy(sdk, tmp_path):
+def test_the_names_of_nni_are_available_and_the_error_for_a_missing_name_has_a_remedy(sdk, tmp_path):
     code = NAMES.format(modules=ABSENT)
     printed, error = ran(BASE, code, sdk, NNI_CONFIG_DIR=str(tmp_path / "config"))
     folder, *lines = printed.splitlines()

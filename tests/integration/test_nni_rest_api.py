@@ -147,7 +147,7 @@ def test_the_api_returns_complete_files_of_a_trial(done):
 
 
 @pytest.mark.parametrize(("verb", "path"), [("POST", "/experiment"), ("PUT", "/experiment/cluster-metadata")])
-def test_requests_of_the_nnictl_of_nni_are_refused_with_a_remedy(done, verb, path):
+def test_requests_from_the_nnictl_program_of_nni_are_refused_with_a_remedy(done, verb, path):
     answer = done.ask(verb, path, json={})
     assert (answer.status_code, "nnictl create" in answer.json()["error"]) == (409, True)
 
@@ -189,7 +189,7 @@ def test_tensorboard_is_started_listed_and_stopped(done):
 
 
 @pytest.mark.parametrize("body", [{}, [], {"trials": ""}, {"trials": "nope"}, {"trials": ["x"]}])
-def test_tensorboard_of_unknown_trials_is_refused(done, body):
+def test_a_request_for_tensorboard_of_unknown_trials_is_refused(done, body):
     answer = done.ask("POST", "/tensorboard", json=body)
     assert (answer.status_code, "separated by commas" in answer.json()["error"]) == (400, True)
 

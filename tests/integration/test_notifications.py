@@ -107,7 +107,7 @@ def test_a_notification_to_an_unavailable_webhook_is_retried(a_real_experiment):
         assert webhook.refusals == 2
 
 
-def test_a_notification_that_a_webhook_refuses_is_not_retried_and_the_error_hides_the_path(a_real_experiment):
+def test_a_notification_refused_by_a_webhook_is_not_retried_and_the_error_hides_the_path(a_real_experiment):
     with a_webhook(404) as webhook:
         experiment = an_experiment(a_real_experiment, [0.5], [{"webhook": webhook.url}])
         experiment.start()
@@ -146,7 +146,7 @@ def test_a_notification_command_runs_in_the_folder_of_the_experiment_file(a_real
     assert json.loads(path.read_text())["event"] == "end"
 
 
-def test_a_failed_notification_command_is_a_problem_that_names_the_output_file(a_real_experiment):
+def test_a_failed_notification_command_is_reported_as_a_problem_that_names_the_output_file(a_real_experiment):
     experiment = an_experiment(a_real_experiment, [0.5], [{"command": "echo no such channel >&2; exit 3"}])
     experiment.start()
     output = experiment.folder.notifications_log

@@ -227,7 +227,7 @@ def test_only_administrators_with_a_login_token_can_manage_users(here):
 # ---- refused requests
 
 
-def test_the_refusal_of_a_job_with_a_wrong_content_type_names_the_expected_content_type(here):
+def test_the_refusal_names_the_expected_content_type_if_a_job_has_a_wrong_content_type(here):
     for headers in ({"Content-Type": "application/json"}, {"Content-Type": "application/x-yaml; a=b"}, {}):
         answer = here.client().post(JOBS, data=text_of(a_job()).encode(), headers=headers)
         assert "Content-Type: text/yaml" in refused(answer, 400, "InvalidProtocolError")
@@ -237,7 +237,7 @@ def test_the_refusal_of_a_job_with_a_wrong_content_type_names_the_expected_conte
     )
 
 
-def test_a_request_whose_content_length_exceeds_the_limit_is_refused_before_its_body_is_sent(here):
+def test_a_request_is_refused_before_its_body_is_sent_if_its_content_length_exceeds_the_limit(here):
     connection = http.client.HTTPConnection(here.address, timeout=DEADLINE_S)
     connection.putrequest("POST", JOBS)
     connection.putheader("Authorization", f"Bearer {here.client().token}")
@@ -472,7 +472,7 @@ def test_a_request_for_an_unknown_job_is_refused_with_the_error_code_nojoberror(
         assert "job" in refused(answer, 404, "NoJobError").lower()
 
 
-def test_execution_types_other_than_start_and_stop_are_refused(here):
+def test_every_execution_type_except_start_and_stop_is_refused(here):
     here.client().submit(text_of(a_job()))
     for body in ({"value": "PAUSE"}, {"value": None}, {}, {"value": ["STOP"]}, [], "STOP"):
         answer = here.client().put(f"{JOBS}/ada~job/executionType", json=body)

@@ -60,7 +60,7 @@ def links(client, detail, query=""):
 # ---- from the submission to the end
 
 
-def test_a_job_is_visible_from_submission_to_end_in_list_detail_events_and_logs(here):
+def test_a_job_is_visible_in_the_list_the_detail_the_events_and_the_logs_from_submission_to_end(here):
     ada = here.client()
     answer = ada.submit(a_job_of("echo out; echo err >&2; exit 3", secrets={"key": "s3cr3t"}))
     assert (answer.status_code, answer.json()) == (
@@ -120,7 +120,7 @@ def test_an_ended_job_can_be_deleted_and_its_name_can_be_reused(here):
     assert ada.submit(a_job_of("true")).status_code == 202
 
 
-def test_tags_can_be_added_to_a_job_used_as_a_filter_and_removed(here):
+def test_tags_can_be_used_as_a_filter_and_can_be_added_to_and_removed_from_a_job(here):
     ada = here.client()
     for name in ("a", "b"):
         ada.submit(a_job_of("true", name=name))

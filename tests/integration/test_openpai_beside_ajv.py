@@ -117,7 +117,7 @@ def refusal_here(text):
     return ""
 
 
-def test_every_mutated_job_that_this_project_accepts_is_accepted_by_the_server():
+def test_the_server_accepts_every_mutated_job_that_this_project_accepts():
     choices = random.Random(amount(1, None))
     texts = [yaml.safe_dump(JOB), *(mutated_text(choices) for _ in range(JOBS))]
     verdicts = [
@@ -130,7 +130,7 @@ def test_every_mutated_job_that_this_project_accepts_is_accepted_by_the_server()
 
 
 @pytest.mark.parametrize("where", ["taskRoles", "ports", "deployments"])
-def test_a_job_with_the_key_that_sets_a_prototype_in_javascript_is_refused_like_on_the_server(where):
+def test_a_job_is_refused_as_on_the_server_if_it_has_the_key_that_sets_a_prototype_in_javascript(where):
     job = copy.deepcopy(JOB)
     named = {
         "taskRoles": job["taskRoles"],

@@ -59,7 +59,7 @@ def as_stored(text):
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def test_random_templates_are_rendered_to_the_same_text_as_by_mustache_js():
+def test_the_text_rendered_from_a_random_template_equals_the_output_of_mustache_js():
     rng = random.Random(1)
     templates = [template(rng) for _ in range(amount(3_000, 100_000))]
     document = {"variables": VARIABLES, "templates": templates}

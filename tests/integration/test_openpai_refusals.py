@@ -103,7 +103,7 @@ def test_an_accepted_job_resets_the_count_of_consecutive_refusals(start, server)
     assert run.statuses() == ["FAILED", "FAILED", "SUCCEEDED", "FAILED", "FAILED", "SUCCEEDED"]
 
 
-def test_while_the_token_is_rejected_the_manager_retries_one_submission_at_a_time(start, server):
+def test_the_manager_retries_one_submission_at_a_time_while_the_token_is_rejected(start, server):
     server.tokens = {"a-newer-token"}
     run = start(trialConcurrency=3, maxTrialNum=3)
 

@@ -114,7 +114,7 @@ def test_a_transient_error_is_retried(server, cluster, how):
     assert server.counted()["GET", "/jobs"] == 3
 
 
-def test_a_submission_that_is_retried_after_a_lost_response_succeeds(server, cluster):
+def test_a_submission_succeeds_if_it_is_retried_after_a_lost_response(server, cluster):
     cluster.submit(job_text("first"))
     # The server already has this job, as if the call whose response was lost had created it.
     server.jobs[f"{USER}~second"] = FakeJob(job_text("second"))
@@ -354,7 +354,7 @@ def test_the_virtual_clusters_of_a_user_are_listed_if_openpai_returns_them(serve
         assert cluster.virtual_clusters_of_user() is None
 
 
-def test_values_of_node_resources_that_openpai_does_not_report_are_none(server, cluster):
+def test_the_values_of_node_resources_are_none_if_openpai_does_not_report_them(server, cluster):
     assert cluster.nodes() == []
     server.nodes = {
         "of OpenPAI": {"gpuTotal": 4, "gpuUsed": 1, "gpuAvailable": 3},

@@ -96,7 +96,7 @@ async def test_all_jobs_are_polled_with_one_list_call(site):
         assert 5 <= counted["GET", "/jobs"] <= 10
 
 
-async def test_a_job_that_openpai_does_not_list_yet_has_not_ended(site):
+async def test_a_job_does_not_count_as_ended_if_openpai_does_not_list_it_yet(site):
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         hidden = site.server.jobs.pop(TRIAL)
@@ -108,7 +108,7 @@ async def test_a_job_that_openpai_does_not_list_yet_has_not_ended(site):
 
 
 @pytest.mark.parametrize("how", [429, 500, 401, "drop"])
-async def test_failed_list_calls_are_reported_as_a_problem_and_end_no_job(site, how):
+async def test_failed_list_calls_are_reported_as_a_problem_but_do_not_end_any_job(site, how):
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         await site.polled()
@@ -180,7 +180,7 @@ async def test_a_hanging_log_server_delays_neither_the_poll_nor_the_end_of_anoth
     assert all("OpenPAI reports job" in end.message for end in site.ends if end.exit_code)
 
 
-async def test_the_end_of_the_log_of_each_task_of_a_job_is_read(site, monkeypatch):
+async def test_the_last_part_of_the_log_is_read_for_each_task_of_a_job(site, monkeypatch):
     async with site.manager() as service:
         with pytest.raises(JobNotOnCluster, match="trial1"):
             await service.job_log("trial1")

@@ -56,7 +56,7 @@ def status_from(server, *prefix):
 
 
 @pytest.mark.parametrize("verb", ["GET", "PUT", "DELETE"])
-def test_a_program_of_the_user_who_runs_the_server_needs_no_token(server, verb):
+def test_a_program_needs_no_token_if_its_user_also_runs_the_server(server, verb):
     assert server.ask(verb, token=None).status_code == 200
     assert status_from(server) == 200
 
@@ -97,7 +97,7 @@ def test_a_real_process_of_another_user_needs_the_token(server):
     ],
     ids=" ".join,
 )
-def test_a_process_in_different_namespaces_than_the_manager_needs_the_token(server, namespace):
+def test_a_process_needs_the_token_if_its_namespaces_differ_from_those_of_the_manager(server, namespace):
     """A container in the host's network has the host's loopback, and may have the uid of the user."""
     assert status_from(server, "unshare", *namespace) == 401
     assert server.done == 0
@@ -143,7 +143,7 @@ def test_the_creation_of_a_login_link_requires_the_token(a_server):
     assert server.ask("POST", "/other", token=None).status_code == 200
 
 
-def test_a_server_outside_loopback_or_with_require_token_refuses_requests_without_the_token(a_server):
+def test_requests_without_the_token_are_refused_by_a_server_outside_loopback_or_with_require_token(a_server):
     beyond = Guarded("0.0.0.0", require_token=False)
     strict = Guarded(require_token=True)
     try:
@@ -191,7 +191,7 @@ def test_a_client_that_has_closed_its_socket_is_not_accepted_as_a_program_of_the
         assert own_programs.is_own_program(other.getsockname(), addresses[1])
 
 
-def test_a_client_whose_socket_is_shared_with_a_process_in_other_namespaces_needs_the_token(server):
+def test_a_client_needs_the_token_if_its_socket_is_shared_with_a_process_in_other_namespaces(server):
     with server.connect() as client:
         client.setblocking(True)
         command = ["unshare", "--pid", "--fork", sys.executable, "-c", "print(flush=True); input()"]
@@ -233,9 +233,7 @@ def test_nginx_needs_the_token_if_another_user_runs_it_or_it_sends_forwarding_he
         assert (answer.status_code, server.done) == (401, 0), name
 
 
-def test_requests_through_nginx_of_the_same_user_need_the_token_only_if_a_browser_sends_them(
-    server, tmp_path
-):
+def test_requests_through_the_users_own_nginx_need_the_token_only_if_a_browser_sends_them(server, tmp_path):
     """SECURITY.md documents this: a proxy of the same user is a program of the user. It forwards the headers of browsers, and the
     server refuses requests with these headers.
     """

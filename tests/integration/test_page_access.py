@@ -278,7 +278,7 @@ def test_every_file_of_the_page_is_served_unchanged(served, browser):
             assert answer.headers["Content-Type"] == "text/javascript; charset=utf-8"
 
 
-def test_browsers_cache_page_files_of_the_current_edition_and_revalidate_files_of_other_editions(
+def test_a_browser_caches_page_files_of_the_current_edition_and_revalidates_files_of_other_editions(
     served, browser
 ):
     document = browser.ask("GET", "/oview").text

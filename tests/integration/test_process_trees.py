@@ -454,7 +454,7 @@ def test_an_invalid_grace_period_is_refused(programs, grace):
 
 
 @pytest.mark.parametrize("_again", range(5))
-def test_the_end_of_a_trial_that_exits_during_a_stop_is_reported_exactly_once(programs, _again):
+def test_the_end_of_a_trial_is_reported_exactly_once_if_the_trial_exits_during_a_stop(programs, _again):
     keeper = start(programs, "setsid sleep 1000 & echo > ready; exit 5", grace_s=LONG_GRACE_S)
     wait_until_ready(programs)
     keeper.signal(TERM)
@@ -534,12 +534,12 @@ def test_the_message_of_an_oom_killed_trial_contains_the_memory_limit_and_the_re
     assert rest[0] == "before"
 
 
-def test_a_trial_that_handles_the_oom_kill_of_a_child_succeeds(programs, memory_limit):
+def test_a_trial_succeeds_if_it_handles_the_oom_kill_of_a_child(programs, memory_limit):
     keeper = start(programs, f"{PYTHON} greedy.py || true", prefix=memory_limit)
     assert finish(programs, keeper) == (0, ExitReason.SUCCEEDED)
 
 
-def test_only_the_trial_whose_process_was_oom_killed_has_the_reason_out_of_memory(programs, memory_limit):
+def test_a_trial_has_the_reason_out_of_memory_only_if_its_process_was_oom_killed(programs, memory_limit):
     manager = programs.manager
     commands = {"first": "exit 3", "second": f"{PYTHON} greedy.py || exit 3", "third": "exit 3"}
     for trial_id, command in commands.items():
@@ -625,7 +625,7 @@ def test_a_reused_job_exits_if_it_cannot_kill_a_process_of_a_trial(open_site):
 
 
 @pytest.mark.any_machine
-def test_a_process_that_the_keeper_cannot_kill_is_reported_and_the_trial_still_ends(open_site):
+def test_a_process_is_reported_and_the_trial_still_ends_if_the_keeper_cannot_kill_the_process(open_site):
     site, as_nobody = open_site
     add_trial_of_nobody(site, f"sleep 1000 & {BECOMES_ROOT}")
     keeper = site.start_keeper(options={"prefix": as_nobody})
@@ -713,7 +713,7 @@ def test_a_killed_keeper_with_control_groups_leaves_no_daemon_of_its_trial(silen
     assert [path for path in delegated_group.iterdir() if path.is_dir()] == []
 
 
-def test_the_next_attempt_first_kills_the_processes_that_a_killed_keeper_and_guard_have_left(
+def test_the_next_attempt_first_kills_processes_left_by_a_killed_keeper_and_a_killed_guard(
     silent_site, tmp_path
 ):
     site = silent_site

@@ -91,7 +91,7 @@ def living_children():
 
 
 @pytest.mark.parametrize("what", DYING)
-def test_a_process_that_dies_before_its_registration_never_runs_the_training_code(tmp_path, what):
+def test_a_process_never_runs_the_training_code_if_it_dies_before_its_registration(tmp_path, what):
     (tmp_path / "train.py").write_text("open('" + str(tmp_path / "ran") + "', 'w')\n")
     died = play(tmp_path, DYING[what])
     assert died.returncode == -signal.SIGKILL, died.stderr

@@ -155,7 +155,7 @@ def test_a_job_continues_after_its_server_has_ended_and_a_later_server_reports_i
     assert last.state()["exit_code"] == 3
 
 
-def test_a_job_whose_shell_was_killed_ends_with_its_keeper_and_has_no_exit_code(server):
+def test_a_job_ends_with_its_keeper_and_has_no_exit_code_if_its_shell_was_killed(server):
     pid = server.start()["pid"]
     processes.kill(processes.ProcessStat.of(pid).parent)
     release(server, 3)
@@ -163,7 +163,7 @@ def test_a_job_whose_shell_was_killed_ends_with_its_keeper_and_has_no_exit_code(
     assert (end["has_ended"], end["exit_code"]) == (True, None)
 
 
-def test_a_signal_is_sent_to_the_keeper_and_a_kill_ends_all_processes_of_the_job(server):
+def test_the_keeper_receives_a_signal_and_a_kill_ends_all_processes_of_the_job(server):
     server.put("run.sh", b"trap '' TERM; sleep 1000 & echo ready; wait; wait")
     pid = server.start()["pid"]
     log = Path(server.root, "jobs/job.log")
@@ -183,7 +183,7 @@ def test_a_new_server_kills_the_earlier_server_of_the_same_experiment(serve):
     assert earlier.process.wait(DEADLINE_S) == -signal.SIGKILL
 
 
-def test_a_new_server_of_another_experiment_or_of_a_file_reader_kills_no_server(serve):
+def test_no_server_is_killed_by_a_new_server_of_another_experiment_or_of_a_file_reader(serve):
     other = serve("OTHER")
     serve()
     serve("OTHER", False)
@@ -214,7 +214,7 @@ def test_received_code_with_a_wrong_digest_is_refused(serve):
     assert not os.path.exists(f"{server.root}/code.tar.gz")
 
 
-def test_links_and_pipes_in_place_of_files_are_not_read(serve, tmp_path):
+def test_a_path_is_not_read_if_it_is_a_link_or_a_pipe_in_place_of_a_file(serve, tmp_path):
     server = serve()
     (tmp_path / "secret").write_text("secret")
     os.symlink(tmp_path / "secret", f"{server.root}/trials/link")

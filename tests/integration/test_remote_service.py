@@ -44,7 +44,7 @@ def thaw(pids):
         os.kill(pid, signal.SIGCONT)
 
 
-async def test_a_connection_that_hangs_is_replaced(platform):
+async def test_a_hanging_connection_is_replaced(platform):
     async with platform.manager() as service:
         await service.submit(platform.settings())
         await platform.has_started()
@@ -60,7 +60,9 @@ async def test_a_connection_that_hangs_is_replaced(platform):
     assert len(platform.ends) == 1
 
 
-async def test_a_start_request_without_a_response_is_repeated_on_the_same_machine_and_runs_once(platform):
+async def test_a_start_request_without_a_response_is_repeated_on_the_same_machine_but_runs_only_once(
+    platform,
+):
     async with platform.manager() as service:
         await service.reserve("trial1")
         frozen = platform.machine.freeze()

@@ -57,7 +57,7 @@ def rerun_failed(tmp_path):
     return run
 
 
-def test_a_run_without_failures_passes_and_repeats_no_test(rerun_failed):
+def test_a_run_passes_and_repeats_no_test_if_it_has_no_failures(rerun_failed):
     code, out, flaky = rerun_failed(one=PASSES)
     assert (code, flaky, out.count("test session starts")) == (0, [], 1)
 
@@ -69,7 +69,7 @@ def test_the_rerun_ignores_the_results_of_pytest_processes_that_a_test_starts(re
     assert rerun_failed(two=PASSES)[0] == 0
 
 
-def test_tests_that_fail_once_are_reported_as_flaky_with_their_first_failure(rerun_failed):
+def test_the_report_marks_tests_that_fail_once_as_flaky_with_their_first_failure(rerun_failed):
     code, out, flaky = rerun_failed(one=PASSES, two=FAILS_AT_FIRST)
     tests = [f"test_two.py::test_fails_at_first[{name}]" for name in ("a b", "$HOME [x]")]
     assert (code, flaky) == (0, [f"FLAKY: {test}" for test in tests])
@@ -77,14 +77,14 @@ def test_tests_that_fail_once_are_reported_as_flaky_with_their_first_failure(rer
     assert last_part.count("AssertionError: the first failure") == 2
 
 
-def test_a_test_that_fails_twice_fails_the_run(rerun_failed):
+def test_the_run_fails_if_a_test_fails_twice(rerun_failed):
     code, out, flaky = rerun_failed(one=ALWAYS_FAILS, two=FAILS_AT_FIRST)
     assert (code, flaky) == (1, [])
     assert out.endswith("1 of 3 failed tests failed again\n  test_one.py::test_always_fails\n")
 
 
 @pytest.mark.parametrize("text", ["import nowhere", "import os\nos._exit(3)", "raise KeyboardInterrupt"])
-def test_a_run_that_crashes_or_cannot_be_collected_is_not_repeated(rerun_failed, text):
+def test_a_run_is_not_repeated_if_it_crashes_or_cannot_be_collected(rerun_failed, text):
     code, out, flaky = rerun_failed(one=text)
     assert (code, flaky, out.count("first failure of")) == (1, [], 0)
 

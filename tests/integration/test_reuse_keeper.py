@@ -252,7 +252,7 @@ def shared_job(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("what", LEAKS)
-def test_state_that_a_trial_changes_does_not_affect_the_next_trial(shared_job, what):
+def test_state_changes_made_by_a_trial_do_not_affect_the_next_trial(shared_job, what):
     job, kind = shared_job
     (job.site.code / "train.py").write_text(LEAKS[what] + "\n")
     keys = [key_of(f"trial{job.made + n}") for n in range(3)]
@@ -322,7 +322,7 @@ def test_each_trial_of_a_reused_job_has_its_own_stop_notice(site, warm_imports):
     assert job.leave() == 0
 
 
-def test_prefetched_warm_trials_have_separate_environments_and_a_stopped_trial_never_starts(site):
+def test_prefetched_warm_trials_have_separate_environments_and_never_start_if_they_are_stopped(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     (site.code / "train.py").write_text(
         "import os, sys\n"
@@ -353,14 +353,14 @@ def test_prefetched_warm_trials_have_separate_environments_and_a_stopped_trial_n
     assert job.leave() == 0
 
 
-def test_a_command_that_needs_a_shell_starts_cold_and_the_reason_is_logged_once(site):
+def test_the_start_is_cold_and_the_reason_is_logged_once_if_a_command_needs_a_shell(site):
     job = Job(site, warm_imports=("json",))
     for _ in range(3):
         assert job.run("echo $((1 + 1))") == b"2\n"
     assert job.log.count("the command is not of the form `python script.py arguments`") == 1
 
 
-def test_a_failed_warm_import_makes_trials_start_cold(site):
+def test_trials_start_cold_after_a_failed_warm_import(site):
     (site.code / "train.py").write_text("print('fine')\n")
     job = Job(site, warm_imports=("no_such_module",))
     for _ in range(20):
@@ -370,7 +370,7 @@ def test_a_failed_warm_import_makes_trials_start_cold(site):
 
 
 @pytest.mark.parametrize("python", each_of({"3.7": python_of("3.7")}))
-def test_trials_of_a_python_older_than_3_8_start_cold_and_the_reason_is_logged_once(site, python):
+def test_trials_start_cold_and_the_reason_is_logged_once_if_their_python_is_older_than_3_8(site, python):
     (site.code / "train.py").write_text("import sys; print(sys.version_info[:2])\n")
     job = Job(site, warm_imports=("json",))
     for _ in range(100):
@@ -429,7 +429,7 @@ def wait_for_text(path: Path, text: bytes) -> None:
     wait_until(lambda: path.exists() and text in path.read_bytes(), f"{text!r} in {path}")
 
 
-def test_a_trial_whose_preparation_fails_keeps_the_exit_record_of_its_first_attempt(site):
+def test_a_trial_keeps_the_exit_record_of_its_first_attempt_if_its_preparation_fails(site):
     job = Job(site)
     trial_id = job.give("true")
     assert job.end_of(trial_id).exit_code == 0

@@ -93,7 +93,7 @@ def test_concurrent_reports_of_processes_and_threads_are_intact_and_in_order(env
             assert [v["default"] for v in values if v["who"] == f"{kind} {n}"] == list(range(200))
 
 
-def test_parent_and_child_count_the_sequence_numbers_of_their_reports_separately_after_a_fork(environ):
+def test_the_reports_of_parent_and_child_have_separate_sequence_numbers_after_a_fork(environ):
     code = (
         "import os, nni_sdk as nni\n"
         "nni.report_intermediate_result(0)\n"
@@ -130,7 +130,7 @@ def test_import_nni_sdk_loads_only_the_modules_of_the_sdk(environ):
     }
 
 
-def test_a_trial_that_reports_results_imports_json_but_no_slow_module(environ):
+def test_a_trial_imports_json_but_no_slow_module_when_it_reports_results(environ):
     loaded = modules_loaded_by(
         "import nni_sdk as nni; nni.get_next_parameter(); nni.report_intermediate_result(0.5); "
         "nni.report_final_result({'default': 1})",

@@ -69,7 +69,7 @@ def test_the_manager_log_warns_about_a_foreign_nnictl(foreign, a_real_experiment
 @pytest.mark.parametrize(
     "command", [("trial-keeper", "ctl"), ("python", "-m", "nni_manager.cli")], ids=" ".join
 )
-def test_the_commands_trial_keeper_ctl_and_python_m_behave_like_nnictl(command, tmp_path):
+def test_trial_keeper_ctl_and_python_m_behave_like_the_nnictl_command(command, tmp_path):
     ours = [BIN / command[0], *command[1:]]
     assert run(*ours, "--version").stdout == run(BIN / "nnictl", "--version").stdout
     assert __version__ in run(*ours, "--version").stdout

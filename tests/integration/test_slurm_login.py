@@ -86,12 +86,12 @@ def test_a_login_node_without_the_commands_of_slurm_is_refused(node, platform):
     assert said.startswith(f"cannot find Slurm's scontrol on PATH of {node.address}; ")
 
 
-def test_if_a_login_shell_exits_immediately_the_error_contains_the_message_of_the_shell(node, platform):
+def test_the_error_contains_the_message_of_the_login_shell_if_the_shell_exits_immediately(node, platform):
     (node.machine.home / ".bash_profile").write_text("echo the account has expired >&2; exit 1\n")
     assert "its login shell says 'the account has expired'" in refused(platform)
 
 
-def test_a_login_shell_that_exits_before_it_receives_commands_is_refused(node, platform, monkeypatch):
+def test_a_login_shell_is_refused_if_it_exits_before_it_receives_commands(node, platform, monkeypatch):
     create_session = asyncssh.SSHClientConnection.create_session
 
     async def create_and_wait(*arguments, **options):
@@ -104,7 +104,7 @@ def test_a_login_shell_that_exits_before_it_receives_commands_is_refused(node, p
     assert "its login shell says 'the account has expired'" in refused(platform)
 
 
-def test_a_login_whose_user_id_differs_from_that_of_nnictl_is_refused(node, platform):
+def test_a_login_is_refused_if_its_user_id_differs_from_the_user_id_of_nnictl(node, platform):
     add(node, "id", "echo 4711")
     said = refused(platform)
     assert f"its user id is 4711, and nnictl's is {os.geteuid()}" in said
@@ -116,7 +116,7 @@ def test_a_login_node_that_lacks_the_python_of_the_manager_is_refused(platform, 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a namespace of mounts")
-def test_a_login_node_that_does_not_share_the_experiment_working_directory_is_refused(
+def test_a_login_node_is_refused_if_it_does_not_share_the_experiment_working_directory(
     node, platform, tmp_path
 ):
     platform.config.log_dir = folder = tmp_path / "work"

@@ -85,14 +85,14 @@ def test_a_key_with_a_passphrase_is_used_with_ssh_passphrase(site, encrypted):
         ),
     ],
 )
-def test_a_key_whose_passphrase_is_wrong_or_missing_is_refused_with_a_remedy(
+def test_a_key_is_refused_with_a_remedy_if_its_passphrase_is_wrong_or_missing(
     site, encrypted, passphrase, remedy
 ):
     with pytest.raises((UserError, Unauthenticated), match=remedy):
         logged_in(site, ssh_key_file=str(encrypted), ssh_passphrase=passphrase)
 
 
-def test_a_key_with_a_passphrase_needs_none_if_the_agent_holds_the_key(site, agent, encrypted, tmp_path):
+def test_the_passphrase_of_a_key_is_not_needed_if_the_agent_holds_the_key(site, agent, encrypted, tmp_path):
     ask = tmp_path / "ask"
     ask.write_text(f"#!/bin/sh\necho '{PASSPHRASE}'\n")
     ask.chmod(0o755)

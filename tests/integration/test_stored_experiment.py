@@ -136,7 +136,7 @@ def test_a_view_refuses_every_changing_request(killed, view):
         os.kill(pid, 0)
 
 
-def test_a_view_of_an_experiment_with_a_killed_manager_shows_the_last_stored_state(view):
+def test_a_view_shows_the_last_stored_state_of_an_experiment_if_its_manager_was_killed(view):
     summary = look(view, "/summary")
     assert (summary["status"], summary["readOnly"], summary["counts"]["RUNNING"]) == ("RUNNING", True, 2)
     assert summary["problem"] == (

@@ -85,7 +85,7 @@ def test_a_trial_uses_the_metrics_of_one_task_and_ends_according_to_the_completi
         assert len({trial.job_id for trial in trials}) == 3
 
 
-def test_a_failed_worker_fails_its_trial_and_the_job_runs_the_next_trial(a_real_experiment):
+def test_a_failed_worker_causes_its_trial_to_fail_and_the_job_runs_the_next_trial(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=2, trialConcurrency=1, localConfig={"reuse": True})
     more = 'sys.exit(3 if index == 1 and os.environ["NNI_TRIAL_SEQ_ID"] == "0" else 0)'
     trials = run(experiment, more, reuse=True)
@@ -107,7 +107,7 @@ def test_a_trial_ends_with_its_last_task_if_min_succeeded_instances_is_not_set(
     assert all(trial.run.ended_at_s - trial.run.started_at_s >= 0.3 for trial in trials)
 
 
-def test_a_task_that_connects_after_the_trial_has_ended_exits_with_0(a_real_experiment):
+def test_a_task_exits_with_0_if_it_connects_after_the_trial_has_ended(a_real_experiment):
     """With another exit code, the cluster's policy would fail the job although the trial has succeeded."""
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1, localConfig={"reuse": False})
     codes = []
@@ -161,7 +161,7 @@ def test_a_trial_gets_a_new_attempt_if_the_keeper_of_its_job_is_replaced(a_real_
         assert len(metrics_of(reader, first.trial_id)) == 2
 
 
-def test_a_stop_of_a_trial_during_its_dispatch_does_not_fail_the_job(a_real_experiment):
+def test_the_job_does_not_fail_if_a_trial_is_stopped_during_its_dispatch(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": True})
 
     async def meddle(engine, service):

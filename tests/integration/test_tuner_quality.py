@@ -77,7 +77,7 @@ def test_the_median_error_of_random_search_has_score_0_and_the_lowest_known_erro
     assert real.scores(runs, SHORT[:1], 1) == {"one": [0.0], "two": [1.0]}
 
 
-def test_tpe_reaches_the_quality_of_the_sampler_of_optuna(measured):
+def test_tpe_reaches_the_quality_of_the_optuna_sampler(measured):
     rows = measured.quality(["TPE"], ["Branin, 2", "sphere, 5"], seeds=5, trials=40, processes=1)
     assert len(rows) == 2
     assert all(row.holds for row in rows), measured.render(rows)
@@ -95,13 +95,13 @@ def test_every_tuner_has_a_quality_baseline(measured):
     assert {name for name in others if TUNERS[name].learns} == {"PBTTuner"}, "it continues from checkpoints"
 
 
-def test_the_quality_check_fails_for_a_random_sampler_in_place_of_tpe(measured, monkeypatch):
+def test_the_quality_check_fails_if_a_random_sampler_replaces_tpe(measured, monkeypatch):
     monkeypatch.setattr(measured, "of_tuner", lambda name, *job: measured.of_sampler("Random", *job))
     rows = measured.quality(["TPE"], ["sphere, 5"], seeds=5, trials=40, processes=1)
     assert not any(row.holds for row in rows), measured.render(rows)
 
 
-def test_values_from_the_dimensions_that_peers_receive_become_parameters_inside_the_search_space(real):
+def test_a_value_from_the_dimensions_given_to_peers_becomes_a_parameter_inside_the_search_space(real):
     described = importlib.import_module("peer_process")
     drawn = random.Random(1)
     for problem in real.REAL_PROBLEMS.values():

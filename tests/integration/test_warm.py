@@ -464,7 +464,7 @@ def test_two_hundred_trials_leave_no_process_and_no_descriptor(warm, site):
     assert state() == before
 
 
-def test_a_preloaded_sdk_writes_the_report_of_each_trial_to_its_own_folder(warm_of, site):
+def test_a_preloaded_sdk_writes_each_report_to_the_folder_of_the_reporting_trial(warm_of, site):
     folder = str(Path(decode.__code__.co_filename).parents[1])
     interpreter = warm_of("nni_sdk", PYTHONPATH=folder)
     site.write(
@@ -509,7 +509,7 @@ def test_a_start_of_a_different_trial_discards_the_prepared_trial(warm, site):
 
 
 @pytest.mark.parametrize("after", ["print('new')", "print('old'", None])
-def test_if_a_script_changes_after_the_preparation_of_a_trial_the_trial_runs_the_new_version(
+def test_a_trial_runs_the_new_version_of_its_script_if_the_script_changes_after_the_preparation(
     warm, site, after
 ):
     site.write("print('old')")
@@ -568,7 +568,7 @@ def test_the_code_cache_keeps_the_script_that_was_repeated_most_often(warm_of, s
     ]
 
 
-def test_a_script_that_changes_every_time_is_never_cached(warm_of, site):
+def test_a_script_is_never_cached_if_it_changes_every_time(warm_of, site):
     interpreter = warm_of("json")
     for number in range(4):
         site.write(IS_CACHED.format(number))
@@ -585,7 +585,7 @@ def test_a_script_above_the_size_limit_runs_without_being_cached(warm_of, site):
 
 
 @pytest.mark.parametrize("link", ["folder", "script"])
-def test_a_symlink_that_changes_after_the_preparation_of_a_trial_is_resolved_again(warm, site, link):
+def test_a_symlink_is_resolved_again_if_it_changes_after_the_preparation_of_a_trial(warm, site, link):
     for version in ("old", "new"):
         site.write(f"value = '{version}'", f"{version}/helper.py")
         site.write("import helper, sys; print(helper.value, sys.path[0], __file__)", f"{version}/train.py")
@@ -639,7 +639,7 @@ def test_a_compiler_warning_of_a_script_is_printed_by_the_trial_but_not_by_its_p
     assert text_of(start.stderr).count("SyntaxWarning") == 1
 
 
-def test_a_start_is_refused_if_its_prepared_fork_was_killed_and_the_next_start_succeeds(warm, site):
+def test_a_start_with_a_killed_prepared_fork_is_refused_and_the_next_start_succeeds(warm, site):
     site.write("print('here')")
     start = site.warm_start()
     warm.prepare(start)
@@ -717,7 +717,7 @@ def test_processes_started_by_a_preloaded_module_are_killed_with_the_interpreter
     assert ended(int((site.folder / "starter.py.pid").read_text())) == -signal.SIGKILL
 
 
-def test_a_module_whose_child_process_ends_during_the_import_is_accepted(warm_of, site):
+def test_a_module_is_accepted_if_its_child_process_ends_during_the_import(warm_of, site):
     site.write(
         "import subprocess\nended = subprocess.Popen(['true'])\nending = subprocess.Popen(['sleep', '0.05'])",
         "probing.py",

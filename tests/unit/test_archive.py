@@ -176,7 +176,7 @@ def test_loading_does_not_overwrite_an_existing_experiment(saved, capsys):
     )
 
 
-def test_an_experiment_whose_stored_state_is_running_is_not_saved(saved, capsys, here):
+def test_an_experiment_is_not_saved_if_its_stored_state_is_running(saved, capsys, here):
     with pytest.raises(AssertionError):
         saved(state=ExperimentState.RUNNING)
     assert "cannot save experiment abc11111: its manager exited in state RUNNING" in capsys.readouterr().err

@@ -235,7 +235,7 @@ def test_saved_code_is_not_unpacked_into_a_nonempty_folder_and_a_warning_is_prin
     assert (tmp_path / "mine" / "train.py").read_text() == "print(2)\n"
 
 
-def test_a_database_query_that_returns_no_row_in_time_is_interrupted(tmp_path, monkeypatch):
+def test_a_database_query_is_interrupted_if_it_returns_no_row_in_time(tmp_path, monkeypatch):
     path = tmp_path / "x.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE job (job_id TEXT) STRICT")
@@ -268,7 +268,9 @@ def test_a_small_archive_that_unpacks_to_gigabytes_is_rejected(saved, refused, t
     )
 
 
-def test_an_archive_above_the_limit_of_unpacked_bytes_members_or_archive_bytes_is_rejected(saved, tmp_path):
+def test_an_archive_is_rejected_if_it_exceeds_the_limit_of_members_unpacked_bytes_or_archive_bytes(
+    saved, tmp_path
+):
     path = repacked(saved("-s"), add=[a_member(f"trials/{number}", size=1000) for number in range(100)])
     load = partial(archive.load, path, Locations(tmp_path / "logs"))
     with pytest.raises(UserError, match="holds more than 0 MiB once unpacked"):
@@ -359,7 +361,7 @@ def test_a_sparse_file_in_an_archive_is_rejected(saved, refused):
         ),
     ],
 )
-def test_a_field_that_is_longer_than_the_maximum_of_the_manager_is_rejected(
+def test_a_field_is_rejected_if_it_is_longer_than_the_maximum_of_the_manager(
     saved, refused, statement, value, words
 ):
     refusal = refused(repacked(saved("-s"), lambda connection: connection.execute(statement, (value,))))
@@ -367,7 +369,7 @@ def test_a_field_that_is_longer_than_the_maximum_of_the_manager_is_rejected(
     assert refusal.endswith("save the experiment again, with the version that ran it")
 
 
-def test_an_archive_with_trials_that_would_fill_the_memory_is_rejected(saved, tmp_path, monkeypatch):
+def test_an_archive_is_rejected_if_its_trials_would_fill_the_memory(saved, tmp_path, monkeypatch):
     path = repacked(
         saved("-s"),
         lambda connection: connection.execute("UPDATE trial SET message = ?", ("x" * 5000,)),
@@ -412,7 +414,7 @@ def test_deeply_nested_json_inside_a_json_string_is_rejected(saved, refused, dee
     assert "cannot " in refusal
 
 
-def test_a_message_that_contains_many_brackets_but_is_no_json_can_be_loaded(saved):
+def test_a_message_can_be_loaded_if_it_contains_many_brackets_but_is_not_json(saved):
     message = f"cannot parse: {DEEP}"
     path = repacked(
         saved("-s"), lambda connection: connection.execute("UPDATE trial SET message = ?", (message,))

@@ -69,7 +69,7 @@ def test_the_keeper_waits_for_a_file_that_appears_late_on_the_storage(tmp_path, 
     writer.join()
 
 
-def test_the_error_for_a_file_that_never_appears_names_the_mount(tmp_path, quick_storage):
+def test_the_error_names_the_mount_if_a_file_never_appears(tmp_path, quick_storage):
     with pytest.raises(WorkspaceMissing, match=r"cannot find \S+/manager\.json: .*check the mount"):
         read_shared(Workspace(tmp_path), tmp_path / "manager.json")
 
@@ -237,7 +237,7 @@ def test_the_stream_reader_returns_the_current_sizes_and_bytes_of_growing_files(
     assert tail.read(Stream.METRICS, 4, 10) == b"gh"
 
 
-def test_a_file_that_does_not_exist_yet_is_read_as_empty(folder, tail):
+def test_a_file_is_read_as_empty_if_it_does_not_exist_yet(folder, tail):
     folder.stream(Stream.METRICS).unlink()
     assert tail.sizes()[Stream.METRICS] == 0
     assert tail.read(Stream.METRICS, 0, 5) == b""
@@ -286,7 +286,7 @@ def replaced_by_a_link(file: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [removed, replaced_by_a_link])
-def test_a_file_removed_after_a_failed_read_has_size_0_after_the_lag_of_the_shared_storage(
+def test_a_file_that_is_removed_after_a_failed_read_has_size_0_after_the_shared_storage_lag(
     folder, tail, change, monkeypatch
 ):
     append(folder, Stream.METRICS, b"abc")
@@ -303,7 +303,7 @@ def test_a_file_removed_after_a_failed_read_has_size_0_after_the_lag_of_the_shar
     assert tail.changes == {Stream.METRICS: FileChange.REPLACED}
 
 
-def test_a_file_on_storage_that_is_not_mounted_is_not_regarded_as_removed(
+def test_a_file_is_not_regarded_as_removed_if_its_storage_is_not_mounted(
     workspace, folder, tail, quick_storage
 ):
     append(folder, Stream.METRICS, b"abc")

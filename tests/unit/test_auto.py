@@ -157,7 +157,7 @@ def test_a_resumed_search_with_imports_proposes_the_same_trials_as_an_uninterrup
     assert parameters_of(run(resumed, range(14, 22), value_of)) == parameters_of(later)
 
 
-def test_a_search_with_more_trials_than_the_model_uses_proposes_the_same_trials_after_a_resume():
+def test_a_resumed_search_proposes_the_same_trials_if_it_has_more_trials_than_the_model_uses():
     count = MAX_TRIALS + 8
     unbroken = auto({"x": UNIT, "y": UNIT})
     donor = auto({"x": UNIT, "y": UNIT}, seed=9)
@@ -191,7 +191,7 @@ def test_proposals_do_not_depend_on_whether_results_are_imported_before_or_after
     assert [before.ask(key) for key in range(150, 154)] == [after.ask(key) for key in range(150, 154)]
 
 
-def test_results_survive_a_search_space_change_and_a_resumed_search_proposes_the_same_trials():
+def test_results_survive_a_search_space_change_and_the_same_trials_are_proposed_after_a_resume():
     wide = {**NESTED, "n": {"_type": "randint", "_value": [1, 20]}}
 
     class Config:

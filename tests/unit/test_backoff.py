@@ -7,7 +7,7 @@ import pytest
 from nni_manager.support.backoff import SMALLEST_SHARE, delay_s, delays_s
 
 
-def test_retry_delays_double_up_to_a_maximum_and_jitter_only_shortens_delays():
+def test_retry_delays_are_doubled_until_a_maximum_and_jitter_only_shortens_them():
     for made_s, nominal_s in zip(islice(delays_s(0.5, 3.0), 5), [0.5, 1.0, 2.0, 3.0, 3.0], strict=True):
         assert SMALLEST_SHARE * nominal_s <= made_s <= nominal_s
 

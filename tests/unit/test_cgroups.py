@@ -135,7 +135,7 @@ def test_a_process_finds_its_own_control_group(a_machine, cgroup, mounts, groups
         ("4:pids:/", [V1_MOUNT.format(top="/")], {"/sys/fs/cgroup/memory": v1(7)}),
     ],
 )
-def test_no_control_group_is_returned_without_memory_counters(a_machine, cgroup, mounts, groups):
+def test_no_control_group_is_returned_if_memory_counters_are_missing(a_machine, cgroup, mounts, groups):
     assert MemoryCgroup.own(a_machine(cgroup, *mounts, groups=groups)) is None
 
 

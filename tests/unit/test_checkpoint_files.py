@@ -100,7 +100,7 @@ def test_the_next_attempt_of_a_job_receives_the_newest_checkpoints_first(workspa
     assert offered(workspace) == (expected, [])
 
 
-def test_a_keeper_signs_each_checkpoint_once_and_no_longer_lists_deleted_checkpoints(workspace):
+def test_a_keeper_signs_each_checkpoint_once_and_removes_deleted_checkpoints_from_its_list(workspace):
     key, folder = started(workspace, 0)
     signer = CheckpointSigner(SETTINGS, key, folder)
     save(folder, "000001")
@@ -157,7 +157,7 @@ def test_a_changed_or_moved_checkpoint_document_is_refused(workspace):
     ]
 
 
-def test_the_trial_document_lists_checkpoints_that_keepers_of_earlier_jobs_signed(workspace):
+def test_the_trial_document_lists_checkpoints_signed_by_keepers_of_earlier_jobs(workspace):
     saved(workspace, 0, "000001", settings=EARLIER)
     # A keeper cannot verify signatures that were made with another job's token.
     assert offered(workspace, 1) == ([], [])

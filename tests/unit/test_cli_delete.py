@@ -59,7 +59,7 @@ def test_a_running_experiment_is_not_deleted(nnictl, an_experiment):
     trial.wait()
 
 
-def test_an_experiment_with_a_dead_manager_can_be_deleted_once_its_trial_processes_have_ended(
+def test_an_experiment_with_a_dead_manager_can_be_deleted_after_its_trial_processes_have_ended(
     nnictl, an_experiment
 ):
     died = an_experiment("abd22222")
@@ -77,7 +77,7 @@ def test_an_experiment_with_a_dead_manager_can_be_deleted_once_its_trial_process
     others.wait()
 
 
-def test_an_experiment_with_possibly_remaining_jobs_is_kept_while_its_cluster_is_unreachable(
+def test_an_experiment_whose_jobs_may_still_exist_is_kept_while_its_cluster_is_unreachable(
     nnictl, an_experiment, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(ClientRetryPolicy, "delay_s", lambda self, failures, asked_s: 0.0)

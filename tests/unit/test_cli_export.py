@@ -48,7 +48,7 @@ def test_the_csv_value_of_a_dict_result_is_its_default_entry():
     assert [(row["value"], row["value/loss"]) for row in rows] == [("0.9", "1"), ("0.5", "")]
 
 
-def test_the_column_of_a_parameter_with_the_name_of_a_fixed_column_gets_a_prefix():
+def test_a_parameter_column_gets_a_prefix_if_the_parameter_has_the_name_of_a_fixed_column():
     (row,) = table(to_csv([a_record(value=2, trialJobId="t", intermediate=[1])]))
     assert row == {
         "trialJobId": "aB3dE",

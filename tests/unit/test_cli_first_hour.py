@@ -135,7 +135,7 @@ def test_an_unknown_id_is_reported_even_if_another_experiment_has_a_damaged_data
         assert "lost1111/db" not in err
 
 
-def test_an_experiment_whose_database_folder_was_removed_is_listed_and_can_be_deleted(nnictl, stored):
+def test_an_experiment_is_listed_and_can_be_deleted_if_its_database_folder_was_removed(nnictl, stored):
     folder = stored()
     shutil.rmtree(folder.database.parent)
     assert "abc11111\tUNREADABLE" in nnictl("experiment", "list", "--all")[1]
@@ -240,7 +240,9 @@ def test_nnictl_trial_ls_loads_no_final_results_for_the_default_columns(nnictl, 
 
 
 @pytest.mark.parametrize("command", ["trial show", "trial kill", "trial tag"])
-def test_the_error_for_a_trial_id_in_place_of_an_experiment_id_suggests_the_trial_option(nnictl, command):
+def test_the_error_suggests_the_trial_option_if_a_trial_id_is_given_in_place_of_an_experiment_id(
+    nnictl, command
+):
     code, _, err = nnictl(*command.split(), "aB3dE")
     assert (code, err.partition("; ")[2].partition("? ")[0]) == (
         1,
@@ -278,5 +280,5 @@ def test_nnictl_help_for_an_unknown_topic_lists_the_pages_that_contain_the_word(
     assert (code, f"`nnictl help {page}`" in err.partition("did you mean ")[2]) == (1, True)
 
 
-def test_nnictl_help_suggests_no_page_for_a_word_that_occurs_on_no_page(nnictl):
+def test_nnictl_help_does_not_suggest_a_page_if_no_page_contains_the_word(nnictl):
     assert "did you mean" not in nnictl("help", "zzqqxxyy")[2]

@@ -112,7 +112,7 @@ def test_a_process_that_reuses_the_managers_pid_is_neither_signalled_nor_named(
             bystander.kill()
 
 
-def test_the_error_for_a_manager_that_ignores_sigterm_names_its_pid(an_experiment, monkeypatch):
+def test_the_error_contains_the_pid_of_a_manager_that_ignores_sigterm(an_experiment, monkeypatch):
     monkeypatch.setattr(manager_stop, "_LEFT_TIMEOUT_S", 0.2)
     folder = an_experiment("abc11111")
     ignores_sigterm = (
@@ -186,7 +186,7 @@ def test_a_closed_connection_and_a_missing_listener_have_different_errors(an_exp
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.parametrize("certificate_sha256", [None, "a" * 64])
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_a_connection_that_the_server_closes_at_once_is_reported_as_closed_with_and_without_tls(
+def test_a_connection_is_reported_as_closed_with_and_without_tls_if_the_server_closes_it_at_once(
     certificate_sha256, is_reset
 ):
     with socket.create_server(("127.0.0.1", 0)) as listener:

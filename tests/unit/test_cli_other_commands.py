@@ -352,7 +352,7 @@ def test_tensorboard_start_prints_the_install_command_if_tensorboard_is_missing(
 
 # In production, nnictl exits before TensorBoard. Here nnictl runs inside pytest, so Python warns that the subprocess still runs.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_tensorboard_serves_the_folder_of_a_trial_until_nnictl_tensorboard_stop(
+def test_tensorboard_serves_the_folder_of_a_trial_until_nnictl_tensorboard_stop_is_run(
     nnictl, an_experiment, installed
 ):
     installed(PROGRAM)
@@ -374,7 +374,7 @@ def test_tensorboard_serves_the_folder_of_a_trial_until_nnictl_tensorboard_stop(
     assert nnictl("tensorboard", "stop", "abc")[1] == "INFO: There is no TensorBoard of experiment abc11111\n"
 
 
-def test_the_error_for_a_trial_without_tensorboard_files_names_the_trial(nnictl, an_experiment, installed):
+def test_the_error_names_the_trial_if_the_trial_has_no_tensorboard_files(nnictl, an_experiment, installed):
     installed(PROGRAM)
     an_experiment("abc11111")
     code, _, err = nnictl("tensorboard", "start", "abc", "-T", "xY9zW")
@@ -457,7 +457,7 @@ def test_nnictl_help_lists_all_pages_and_prints_a_named_page(nnictl):
     assert nnictl("help", "docs/tuners.md")[1] == shown
 
 
-def test_the_list_of_nnictl_help_describes_each_page_in_more_than_three_words(nnictl):
+def test_each_page_in_the_nnictl_help_list_has_a_description_of_more_than_three_words(nnictl):
     for line in nnictl("help")[1].splitlines()[3:]:
         topic, content = line.split("\t")
         assert len(content.split()) > 3, line

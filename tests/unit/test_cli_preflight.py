@@ -97,7 +97,7 @@ def test_preflight_accepts_any_command_if_bash_has_a_command_not_found_handler(w
     check_command(with_command("zzqqxxyy"))
 
 
-def test_a_port_is_rejected_if_the_port_itself_or_the_keeper_port_after_it_is_in_use(tmp_path, monkeypatch):
+def test_a_port_is_rejected_if_it_or_the_following_keeper_port_is_in_use(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     port = free_port_pair() + 1
     with socket.create_server(("127.0.0.1", port)):

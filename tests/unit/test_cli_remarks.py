@@ -42,7 +42,7 @@ def stored(folder, trial_id=None):
         return reader.remarks(trial_id)
 
 
-def test_nnictl_trial_tag_adds_removes_and_prints_tags_and_accepts_repeated_commands(nnictl, ended):
+def test_the_command_nnictl_trial_tag_can_add_remove_and_print_tags_and_can_be_repeated(nnictl, ended):
     for _ in range(2):
         code, out, err = nnictl("trial", "tag", "TEST", "-T", "00001", "--add", "keep", "--add", "lr/high")
         assert (code, out, err) == (0, "INFO: Trial 00001 has the tags keep, lr/high\n", "")
@@ -161,7 +161,7 @@ def test_an_invalid_tag_or_note_is_refused_in_one_line_and_changes_nothing(nnict
         ("experiment", "save", "TEST", "--path", "saved.tar.gz"),
     ],
 )
-def test_changing_tags_keeps_the_process_file_of_the_last_manager(
+def test_a_change_of_tags_keeps_the_process_file_of_the_last_manager(
     nnictl, ended, arguments, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

@@ -17,7 +17,9 @@ from nni_manager.store.folders import Registry
 pytestmark = pytest.mark.usefixtures("state_home")
 
 
-def test_a_command_selects_an_experiment_by_id_or_prefix_or_takes_the_only_running_experiment(an_experiment):
+def test_a_command_selects_an_experiment_by_id_or_prefix_and_defaults_to_the_only_running_experiment(
+    an_experiment,
+):
     an_experiment("abc11111")
     an_experiment("abd22222", port=9000)
     an_experiment("abc11111x")

@@ -23,7 +23,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 pytestmark = pytest.mark.usefixtures("state_home")
 
 
-def test_nnictl_stop_reports_that_an_experiment_without_a_manager_or_jobs_is_not_running(
+def test_nnictl_stop_reports_an_experiment_as_not_running_if_it_has_neither_a_manager_nor_jobs(
     nnictl, an_experiment
 ):
     an_experiment("abc11111")
@@ -62,7 +62,7 @@ def test_nnictl_shows_a_stored_experiment_if_no_manager_runs(nnictl, an_experime
     assert nnictl("log", "stderr", "abc", "--head", "1") == (0, "one\n", "")
 
 
-def test_the_experiment_list_parses_no_trial_row_and_a_log_command_parses_only_one_row(
+def test_the_experiment_list_parses_no_trial_row_but_a_log_command_parses_exactly_one_row(
     nnictl, an_experiment, monkeypatch
 ):
     folder = an_experiment("abc11111")

@@ -103,7 +103,7 @@ def logged(capsys, *counts):
     [(60.0, []), (0.0, [["1/20 ended", "0 running"]])],
     ids=["it begins in a moment", "it waits for long"],
 )
-def test_the_watch_log_reports_a_trial_end_and_an_immediate_next_start_in_one_line(
+def test_the_watch_log_has_one_line_for_a_trial_end_that_is_followed_at_once_by_a_trial_start(
     capsys, monkeypatch, within_s, between
 ):
     monkeypatch.setattr(watch, "_NEXT_START_TIMEOUT_S", within_s)

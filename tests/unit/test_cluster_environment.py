@@ -178,7 +178,7 @@ def test_a_role_that_is_not_a_valid_folder_name_is_rejected(role: str):
         ),
     ],
 )
-def test_the_task_name_in_a_pod_without_a_framework_is_the_requested_role_and_the_pod_index(
+def test_the_task_name_consists_of_the_requested_role_and_the_pod_index_if_the_pod_has_no_framework(
     environ: dict[str, str], task: str
 ):
     assert task_name(environ, "worker") == task

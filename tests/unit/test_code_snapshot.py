@@ -236,7 +236,7 @@ def test_a_link_that_leaves_and_reenters_the_code_folder_is_replaced_by_the_targ
     assert tree(place.unpack())[b"main.py"] == (False, b"1")
 
 
-def test_the_error_for_a_link_to_a_missing_file_outside_the_code_folder_contains_a_remedy(place):
+def test_the_error_contains_a_remedy_if_a_link_points_to_a_missing_file_outside_the_code_folder(place):
     (place.code / "data").symlink_to("/mnt/no-such-storage/data")
     with pytest.raises(CodeUnusable, match=r"cannot pack the link 'data' .*; list the link in \.nniignore"):
         place.take()
@@ -253,7 +253,7 @@ def test_a_link_to_a_parent_folder_is_an_error(place):
 # ---- limits
 
 
-def test_the_error_for_too_many_files_names_the_folders_with_the_most_files(place):
+def test_the_error_names_the_folders_with_the_most_files_if_there_are_too_many_files(place):
     for number in range(1995):
         (place.code / f"data{number % 2}").mkdir(exist_ok=True)
         (place.code / f"data{number % 2}" / str(number)).touch()
@@ -273,7 +273,7 @@ def test_the_error_for_too_many_files_names_the_folders_with_the_most_files(plac
     assert len(place.snapshots()) == 1
 
 
-def test_the_error_for_too_many_bytes_names_the_largest_file(place):
+def test_the_error_names_the_largest_file_if_there_are_too_many_bytes(place):
     place.write(train_dot_py="1" * 100, deep__down__small="2")
     os.truncate(place.code / "deep" / "down" / "small", 2**20)
     (place.code / "deep" / "down" / "model.bin").touch()
@@ -399,7 +399,7 @@ def test_a_failed_snapshot_write_leaves_no_partial_file(place, monkeypatch):
     assert place.snapshots() == [] != [place.take().name]
 
 
-def test_the_snapshot_omits_a_file_that_contains_credentials_and_all_links_to_the_file(place):
+def test_a_file_with_credentials_and_all_links_to_the_file_are_omitted_from_the_snapshot(place):
     place.write(train_dot_py="1", config_dot_yml="token: secret", sub__x="2")
     os.link(place.code / "config.yml", place.code / "sub" / "copy.yml")
     # The snapshot replaces an absolute link by the content of its target. This link leads to the token, so the snapshot must omit

@@ -103,7 +103,7 @@ def test_a_registered_algorithm_takes_precedence_over_a_built_in_algorithm_of_th
     assert read(f"tuner: {{name: PBT, {CHOSEN}}}}}").tuner.name == "PBTTuner"
 
 
-def test_the_argument_tpe_args_sets_the_optuna_sampler_and_unsupported_keys_cause_a_warning(read):
+def test_the_argument_tpe_args_sets_the_optuna_sampler_and_causes_a_warning_for_unsupported_keys(read):
     arguments = "n_startup_jobs: 3, n_ei_candidates: 7"
     config = read(f"tuner: {{name: TPE, {CHOSEN}, tpe_args: {{{arguments}}}}}}}")
     assert config.warnings == ()
@@ -143,7 +143,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("space", FORMS.values(), ids=FORMS)
-def test_a_custom_tuner_accepts_no_search_space_or_one_in_any_form(read, tmp_path, space):
+def test_a_custom_tuner_needs_no_search_space_and_accepts_a_search_space_in_any_form(read, tmp_path, space):
     (tmp_path / "mine.py").write_text("class Mine: pass\n")
     (tmp_path / "space.json").write_text(json.dumps(space))
     file = FILE if space is not None else FILE.replace("searchSpaceFile: space.json\n", "")

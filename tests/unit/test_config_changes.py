@@ -78,7 +78,7 @@ def test_an_unknown_or_invalid_change_is_rejected_with_a_remedy(
         changed(config, update_type, params)
 
 
-def test_a_new_search_space_increments_the_revision_and_an_equal_search_space_does_not(
+def test_the_revision_is_incremented_by_a_new_search_space_but_not_by_an_equal_search_space(
     config: ExperimentSpec,
 ) -> None:
     raw = {"y": {"_type": "randint", "_value": [0, 3]}}
@@ -112,7 +112,7 @@ def test_an_imported_result_may_be_a_number_or_a_dict_with_a_default_number(valu
     ]
 
 
-def test_the_error_for_each_invalid_value_in_imported_results_contains_its_position() -> None:
+def test_each_error_contains_the_position_of_the_invalid_value_in_the_imported_results() -> None:
     raw = [
         {"parameter": PARAMETERS, "value": 1},
         {"parameter": {"lr": 7, "nett": "a"}, "value": "good"},

@@ -95,7 +95,7 @@ def test_every_error_of_an_invalid_file_is_reported_and_the_exit_code_is_one(nni
     }
 
 
-def test_config_check_only_warns_of_a_missing_claim_name_but_nnictl_create_refuses_the_file(nnictl, here):
+def test_a_missing_claim_name_is_a_warning_for_config_check_but_an_error_for_nnictl_create(nnictl, here):
     text = (here / "v2_kubeflow_job.yml").read_text()
     assert ", claimName: nni" in text
     (here / "claim.yml").write_text(text.replace(", claimName: nni", ""))
@@ -162,7 +162,7 @@ def test_a_file_converted_into_another_folder_still_refers_to_the_same_code_fold
     assert read_experiment_file(here / "sub" / "new.yml").code_dir == here
 
 
-def test_a_file_with_a_volume_claim_without_a_path_can_be_converted_into_another_folder(here):
+def test_a_file_can_be_converted_into_another_folder_if_its_volume_claim_has_no_path(here):
     text = (here / "v1_frameworkcontroller_template.yml").read_text()
     (here / "exp.yml").write_text(re.sub(r"\n    path: .*", "\n    name: nni", text))
     assert yaml.safe_load(convert(here / "exp.yml", here / "sub").text)["trainingService"]["storage"] == {
@@ -199,7 +199,7 @@ def test_conversion_quotes_text_that_looks_like_a_number(here):
     assert "experimentName: '1e-4'" in convert(here / "exp.yml").text
 
 
-def test_conversion_drops_a_class_file_name_without_a_class_name(here):
+def test_conversion_drops_the_class_file_name_if_the_class_name_is_missing(here):
     (here / "exp.yml").write_text(
         Path(GOOD).read_text().replace("builtinTunerName: TPE", "classFileName: a.py")
     )

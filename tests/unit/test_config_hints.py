@@ -136,7 +136,7 @@ def test_a_trial_command_in_addition_to_a_job_file_causes_a_warning(read):
     )
 
 
-def test_the_error_for_an_unknown_name_without_similar_names_lists_the_valid_names(only_message):
+def test_the_error_for_an_unknown_name_lists_the_valid_names_if_no_valid_name_is_similar(only_message):
     message = only_message({**LOCAL, "tuner": {**TUNER, "builtinTunerName": "demotuner"}}).message
     assert '"demotuner" is not a built-in tuner; use one of Auto, ' in message
     message = only_message(LOCAL, {"op": {"_type": "layer_choice", "_value": [1]}}).message
@@ -190,7 +190,7 @@ def test_the_error_for_another_librarys_notation_shows_the_nni_notation(
     read(LOCAL, {"lr": json.loads(remedy)})
 
 
-def test_the_error_for_the_keys_type_and_value_shows_the_keys_with_an_underscore(only_message, read):
+def test_the_error_for_keys_named_type_and_value_shows_the_keys_with_an_underscore(only_message, read):
     message = only_message(LOCAL, {"lr": {"type": "uniform", "value": [0, 1]}}).message
     what, remedy = message.split("; write ")
     assert what == "cannot use lr: type and value start with an underscore"

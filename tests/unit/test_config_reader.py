@@ -429,7 +429,7 @@ def test_a_duplicate_key_is_an_error(diagnostics):
     ]
 
 
-def test_a_missing_file_or_a_folder_as_experiment_file_is_an_error(tmp_path):
+def test_an_error_is_reported_if_the_experiment_file_is_missing_or_is_a_folder(tmp_path):
     with pytest.raises(
         ConfigInvalid, match=r"^cannot read .*/none\.yml: there is no such file; check the path"
     ):
@@ -469,7 +469,7 @@ def test_an_invalid_search_space_is_one_error_that_names_its_file(diagnostics, s
     assert line.startswith(sentence)
 
 
-def test_the_message_of_an_error_in_a_nested_search_space_contains_its_line(diagnostics):
+def test_the_error_message_contains_the_line_of_an_error_in_a_nested_search_space(diagnostics):
     space = (
         '{\n\t"net": {\n\t\t"_type": "choice",\n\t\t"_value": [\n\t\t\t"none",\n\t\t\t{"_name": "conv",\n'
         '\t\t\t "size": {"_type": "randint", "_value": [5, 5]}}\n]}}'

@@ -172,7 +172,7 @@ def test_an_empty_list_in_place_of_a_section_is_rejected(place: Path, section: s
     assert f"cannot use {section}: [] is not a mapping; write e.g. {section}: {{name: " in found[-1][2]
 
 
-def test_the_message_of_an_error_in_an_inline_search_space_contains_its_line(place: Path) -> None:
+def test_the_error_message_contains_the_line_of_an_error_in_an_inline_search_space(place: Path) -> None:
     ((line, key, message),) = diagnostics(place, LOCAL.replace("[0.001, 1]", "[0.001]"))
     assert (line, key) == (3, "searchSpace.lr")
     assert message.startswith("cannot use")

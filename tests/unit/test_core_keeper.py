@@ -56,7 +56,9 @@ def test_the_trial_starts_without_waiting_for_a_manager(simulated: SimulatedKeep
     assert simulated.at(0, TrialAssigned(KEY))[0] == SpawnTrial(KEY)
 
 
-def test_a_keeper_that_connects_after_the_trial_start_reports_the_start(simulated: SimulatedKeeper) -> None:
+def test_a_keeper_reports_the_trial_start_even_if_it_connects_after_the_start(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running(linked=False)
     simulated.at(0, grew(5))
     assert simulated.at(9, welcome({Stream.METRICS: 2})) == [
@@ -116,7 +118,7 @@ LIMIT = "the container's memory limit of 512 MiB was reached"
 
 
 @pytest.mark.parametrize(("code", "signal", "expected"), [(None, 9, 137), (137, None, 137), (1, None, 1)])
-def test_a_trial_that_fails_while_memory_is_exhausted_has_the_reason_out_of_memory(
+def test_the_reason_is_out_of_memory_if_a_trial_fails_while_memory_is_exhausted(
     simulated: SimulatedKeeper, code: int | None, signal: int | None, expected: int
 ) -> None:
     end = end_in(simulated.running().at(1, exited(code, signal, stderr="loading", out_of_memory=LIMIT)))

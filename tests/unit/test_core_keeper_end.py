@@ -51,7 +51,7 @@ def test_the_trial_end_is_reported_again_on_every_new_connection(simulated: Simu
     assert simulated.at(8, durable(10, closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_keeper_whose_trial_has_ended_exits_if_the_welcome_message_closes_the_attempt(
+def test_a_keeper_exits_if_its_trial_has_ended_and_the_welcome_message_closes_the_attempt(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(1, exited(0, size=10))
@@ -149,7 +149,7 @@ def exits_in(effects: list[Effect]) -> list[Effect]:
     return [effect for effect in effects if isinstance(effect, ExitKeeper)]
 
 
-def test_a_keeper_that_cannot_write_the_exit_record_waits_30_s_for_a_manager(
+def test_a_keeper_waits_30_s_for_a_manager_if_the_exit_record_cannot_be_written(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running(linked=False).at(1, LinkLost("nobody there"))
@@ -163,7 +163,9 @@ def test_a_keeper_that_cannot_write_the_exit_record_waits_30_s_for_a_manager(
     assert simulated.at(130.5, TimerFired())[-1] == ExitKeeper(3)
 
 
-def test_a_connection_lost_after_the_trial_end_does_not_extend_the_wait(simulated: SimulatedKeeper) -> None:
+def test_the_loss_of_the_connection_after_the_trial_end_does_not_extend_the_wait(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running().at(1, exited(0))
     simulated.at(20, LinkLost("manager killed"))
     assert ExitKeeper(0) not in simulated.at(30.9, TimerFired())

@@ -48,7 +48,7 @@ def test_a_truncated_stream_ends_at_the_truncation_and_the_connection_stays_open
     assert end_in(simulated.at(4, exited(0, size=200))) == end
 
 
-def test_a_truncation_that_is_found_after_the_trial_end_is_recorded_and_reported(
+def test_a_truncation_is_recorded_and_reported_if_it_is_found_after_the_trial_end(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()
@@ -86,7 +86,7 @@ def test_stream_files_that_only_grow_cause_no_warning(simulated: SimulatedKeeper
     assert end_in(simulated.at(4, exited(0, size=11))).warnings == ()
 
 
-def test_a_rewritten_file_that_is_found_after_the_trial_end_is_recorded_and_reported(
+def test_a_rewritten_file_is_recorded_and_reported_if_it_is_found_after_the_trial_end(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()
@@ -105,7 +105,9 @@ def test_only_the_first_change_of_a_stream_is_reported(simulated: SimulatedKeepe
     assert end_in(simulated.at(4, exited(0))).warnings == (REWRITTEN,)
 
 
-def test_a_change_of_an_uncollected_stream_or_a_closed_attempt_is_ignored(simulated: SimulatedKeeper) -> None:
+def test_a_stream_change_is_ignored_if_the_stream_is_not_collected_or_the_attempt_is_closed(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running()
     simulated.at(1, StreamChanged(KEY, Stream.STDOUT, FileChange.REPLACED))
     assert simulated.at(2, StreamChanged(OTHER_KEY, Stream.METRICS, FileChange.REPLACED)) == []
@@ -136,7 +138,7 @@ def test_the_end_report_contains_the_metrics_size_before_the_stop(
     assert (end.metrics_size_at_stop, end.exit_code) == (100, code)
 
 
-def test_the_end_report_of_a_trial_that_was_not_stopped_has_no_metrics_size_at_a_stop(
+def test_the_end_report_has_no_metrics_size_at_a_stop_if_the_trial_was_not_stopped(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()

@@ -77,7 +77,7 @@ def test_code_that_exits_after_the_stop_notice_gets_no_signal(simulated: Simulat
     assert simulated.at(105, TimerFired()) == []
 
 
-def test_code_that_handles_stop_notices_is_killed_on_time_although_no_timer_event_occurs(
+def test_code_that_handles_stop_notices_is_killed_on_time_even_without_a_timer_event(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().awaits_notice = True
@@ -150,7 +150,7 @@ def test_a_cluster_signal_after_a_preemption_notice_does_not_count_as_second_sig
     assert end_in(simulated.at(102, exited(0))).reason is ExitReason.PREEMPTED
 
 
-def test_a_preemption_notice_for_another_trial_or_after_a_signal_has_no_effect(
+def test_a_preemption_notice_has_no_effect_if_it_is_for_another_trial_or_comes_after_a_signal(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()
@@ -160,11 +160,11 @@ def test_a_preemption_notice_for_another_trial_or_after_a_signal_has_no_effect(
     assert end_in(simulated.at(102, exited(0))).reason is ExitReason.JOB_LOST
 
 
-def test_a_keeper_without_a_trial_exits_on_a_signal() -> None:
+def test_a_signal_ends_a_keeper_that_has_no_trial() -> None:
     assert ExitKeeper(0) in SimulatedKeeper(REUSED).at(0, SignalReceived(15))
 
 
-def test_a_stop_signal_ends_the_trial_without_a_connection(simulated: SimulatedKeeper) -> None:
+def test_a_stop_signal_ends_the_trial_even_if_there_is_no_connection(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     assert simulated.at(1, SignalReceived(2)) == [SignalTrial(KEY, kill=False)]
     assert simulated.at(11, TimerFired()) == [SignalTrial(KEY, kill=True)]

@@ -150,13 +150,13 @@ def test_bytes_written_after_the_trial_end_are_not_sent(a_replication) -> None:
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 12)]
 
 
-def test_a_trial_end_without_the_final_size_of_every_stream_raises_an_error() -> None:
+def test_a_trial_end_raises_an_error_if_the_final_size_of_a_stream_is_missing() -> None:
     with pytest.raises(KeyError):
         Replication([METRICS, STDOUT]).ended({METRICS: 0})
 
 
 @pytest.mark.parametrize(("size", "end"), [(0, 10), (10, 10), (17, 17)])
-def test_a_truncated_stream_ends_at_its_new_size_or_at_the_sent_offset_if_that_is_larger(
+def test_a_truncated_stream_ends_at_the_larger_of_its_new_size_and_the_sent_offset(
     a_replication, size, end
 ) -> None:
     replication = a_replication(size=10)

@@ -138,7 +138,7 @@ def test_a_trial_that_is_dispatched_twice_starts_once(simulated: SimulatedReused
     assert simulated.at(2, RunTrial("first", attempt_id(0))) == []
 
 
-def test_a_trial_dispatched_to_a_busy_keeper_starts_when_the_previous_trial_ends(
+def test_a_busy_keeper_starts_a_dispatched_trial_when_the_previous_trial_ends(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.runs("first")
@@ -260,7 +260,7 @@ def test_a_keeper_stops_its_running_trial_before_a_shutdown_ends_the_keeper(
     assert simulated.exits("first", 3)[-1] == ExitKeeper(0)
 
 
-def test_a_keeper_that_is_idle_for_too_long_exits(simulated: SimulatedReusedKeeper) -> None:
+def test_a_keeper_exits_if_it_is_idle_for_too_long(simulated: SimulatedReusedKeeper) -> None:
     assert simulated.keeper.next_deadline_s == 600
     assert simulated.at(599, TimerFired()) == []
     assert simulated.at(600, TimerFired()) == [ExitKeeper(0)]

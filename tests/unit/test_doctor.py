@@ -37,7 +37,7 @@ def outcomes(findings):
 # ---- all checks
 
 
-def test_doctor_without_settings_lists_all_checks_and_runs_the_independent_checks():
+def test_doctor_lists_all_checks_and_runs_the_independent_checks_if_it_gets_no_settings():
     findings = list(doctor.examine({}))
     assert [finding.check for finding in findings] == CHECKS
     by_name = {finding.check: finding for finding in findings}
@@ -47,13 +47,13 @@ def test_doctor_without_settings_lists_all_checks_and_runs_the_independent_check
     assert {by_name[name].outcome for name in CHECKS[2:-1]} == {CheckResult.SKIP}
 
 
-def test_a_doctor_finding_is_one_line_that_ends_with_the_remedy():
+def test_a_finding_of_the_doctor_command_is_one_line_that_ends_with_the_remedy():
     finding = Finding("mount", CheckResult.FAIL, "cannot enter\n/mnt", "mount it")
     assert str(finding) == "FAIL  mount     cannot enter /mnt; mount it"
     assert str(Finding("tcp", CheckResult.OK, "fine")) == "OK    tcp       fine"
 
 
-def test_a_check_that_raises_does_not_prevent_the_remaining_checks():
+def test_an_exception_in_a_check_does_not_prevent_the_remaining_checks():
     def broken():
         raise ZeroDivisionError("oops")
 
@@ -61,7 +61,7 @@ def test_a_check_that_raises_does_not_prevent_the_remaining_checks():
     assert (finding.outcome, "oops" in finding.found) == (CheckResult.FAIL, True)
 
 
-def test_a_check_that_hangs_fails_after_a_timeout():
+def test_a_check_fails_after_a_timeout_if_it_hangs():
     released = threading.Event()
     try:
         finding = doctor.bounded("mount", released.wait, limit_s=0.05)

@@ -39,7 +39,7 @@ def test_every_nnictl_command_is_in_the_nnictl_page_and_the_changelog(command):
     assert is_in_changelog, f"name the command `{words}`, without nnictl, in CHANGELOG.md"
 
 
-def test_the_documentation_marks_every_key_without_effect():
+def test_every_key_that_has_no_effect_is_marked_in_the_documentation():
     (row,) = [
         line for line in text_of("docs/experiment-file.md").splitlines() if "| `nniManagerIp` |" in line
     ]

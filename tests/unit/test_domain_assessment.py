@@ -48,7 +48,7 @@ def test_an_assessor_receives_intermediate_numbers_and_the_trial_end() -> None:
     assert search.assessed == [AskAssessor("t0", 0, 0, (0.5, 2.0)), TellAssessor("t0", has_succeeded=True)]
 
 
-def test_no_result_is_assessed_without_an_assessor() -> None:
+def test_results_are_not_assessed_if_there_is_no_assessor() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.5", final=False)
@@ -58,7 +58,7 @@ def test_no_result_is_assessed_without_an_assessor() -> None:
 
 
 @pytest.mark.parametrize(("uses_early_stopped", "reported"), [(False, None), (True, 0.25)])
-def test_only_a_tuner_that_learns_from_early_stops_gets_the_last_result_of_such_a_trial(
+def test_the_last_result_of_an_early_stopped_trial_goes_only_to_a_tuner_that_learns_from_early_stops(
     uses_early_stopped: bool, reported: float | None
 ) -> None:
     search = assessed(new_search(concurrency=1), uses_early_stopped=uses_early_stopped)
@@ -124,7 +124,7 @@ def test_a_long_last_result_of_an_early_stopped_trial_reaches_the_tuner() -> Non
     assert search.tuner_results == [TellTuner(0, 0.5)]
 
 
-def test_an_early_stop_request_for_an_old_attempt_or_a_terminal_trial_is_ignored() -> None:
+def test_an_early_stop_request_is_ignored_if_its_attempt_is_old_or_its_trial_is_terminal() -> None:
     search = assessed(new_search(concurrency=1))
     search.report("t0", "0.5", final=False)
     search.end("t0", ExitReason.SIGNAL)

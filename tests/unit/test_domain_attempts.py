@@ -74,7 +74,7 @@ def test_a_new_attempt_replaces_a_lost_attempt_even_if_the_lost_attempt_has_a_la
     assert current.key == key_of(3)
 
 
-def test_only_attempt_ids_of_version_0_6_need_no_signature() -> None:
+def test_all_attempt_ids_except_those_of_version_0_6_need_a_signature() -> None:
     attempts = Attempts()
     attempts.register(key_of(1))
     attempts.register(AttemptKey("t0", "4", ""))

@@ -33,7 +33,7 @@ def test_the_first_task_failure_ends_the_trial_if_the_policy_allows_no_failure()
     assert PS_AND_WORKERS.decisive([end_of("worker-0"), failure]) is failure
 
 
-def test_task_ends_after_the_first_decisive_task_end_have_no_effect() -> None:
+def test_no_task_end_has_an_effect_after_the_first_decisive_task_end() -> None:
     failure = end_of("worker-0", succeeds=False)
     assert PS_AND_WORKERS.decisive([failure, end_of("worker-1"), end_of("ps-0")]) is failure
 

@@ -170,7 +170,7 @@ def test_a_version_mismatch_fails_the_experiment_if_no_compatible_keeper_has_con
     assert (search.requests, search.finishes) == ([], 1)
 
 
-def test_a_version_mismatch_fails_only_the_trial_after_a_compatible_keeper_connected() -> None:
+def test_a_version_mismatch_fails_only_the_trial_if_a_compatible_keeper_has_connected() -> None:
     search = new_search(concurrency=1)
     search.handle(KeeperConnected("J"))
     search.suggest()
@@ -212,7 +212,7 @@ def test_a_resumed_experiment_keeps_its_trials_and_requests_the_missing_trials()
     assert after.experiment.leaderboard.best is after.trial("t1")
 
 
-def test_a_result_that_the_tuner_did_not_receive_before_a_crash_is_reported_after_the_resume() -> None:
+def test_a_result_is_reported_after_the_resume_if_the_tuner_did_not_receive_it_before_the_crash() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.5")

@@ -14,7 +14,7 @@ from nni_manager.domain.events import (
 from nni_manager.domain.experiment import ExperimentState
 
 
-def test_after_the_time_limit_running_trials_finish_and_no_further_trials_are_requested() -> None:
+def test_running_trials_finish_and_no_further_trials_are_requested_after_the_time_limit() -> None:
     search = new_search(concurrency=1, max_duration_s=60)
     search.start(search.suggest())
     assert search.experiment.time_runs_out_at_s == 60
@@ -31,7 +31,7 @@ def test_after_the_time_limit_running_trials_finish_and_no_further_trials_are_re
     assert search.experiment.budget.duration_s(500) == 100
 
 
-def test_no_end_time_is_scheduled_if_the_time_limit_is_unset_has_expired_or_has_not_started() -> None:
+def test_no_end_time_is_scheduled_if_the_time_limit_is_unset_or_has_expired_or_has_not_started() -> None:
     search = new_search(concurrency=1, max_duration_s=60)
     search.suggest()
     search.now_s = 60
@@ -79,7 +79,7 @@ def test_a_higher_trial_limit_restarts_an_experiment_that_is_done(raised) -> Non
     assert (search.state, search.finishes) == (ExperimentState.DONE, 2)
 
 
-def test_the_time_between_the_end_of_an_experiment_and_a_raise_of_its_time_limit_does_not_count() -> None:
+def test_time_does_not_count_between_the_end_of_an_experiment_and_a_raise_of_its_time_limit() -> None:
     search = new_search(concurrency=1, max_trials=None, max_duration_s=60)
     search.start(search.suggest())
     search.now_s = 70
@@ -93,7 +93,7 @@ def test_the_time_between_the_end_of_an_experiment_and_a_raise_of_its_time_limit
 
 
 @pytest.mark.parametrize("change", [{"concurrency": 3}, {"max_trial_duration_s": 5.0}, {"max_trials": 1}])
-def test_a_limit_change_that_permits_no_further_trial_starts_no_trial(change) -> None:
+def test_no_trial_starts_after_a_limit_change_that_permits_no_further_trial(change) -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.run(search.suggest())
     search.limit(**change)
@@ -113,7 +113,7 @@ def test_a_limit_change_does_not_restart_a_failed_or_stopped_experiment(state) -
     assert search.experiment.budget.limits.max_trials == 5
 
 
-def test_after_a_lower_trial_limit_running_trials_finish_and_no_further_trials_are_requested() -> None:
+def test_running_trials_finish_and_no_further_trials_are_requested_after_the_trial_limit_is_lowered() -> None:
     search = new_search(concurrency=2, max_trials=10)
     search.start(search.suggest())
     search.start(search.suggest())

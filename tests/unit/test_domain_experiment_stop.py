@@ -119,7 +119,7 @@ def test_a_new_attempt_of_a_stopping_trial_is_stopped() -> None:
     assert search.trial("t0").state is TrialState.STOPPING
 
 
-def test_an_attempt_that_starts_while_the_experiment_stops_is_stopped() -> None:
+def test_an_attempt_is_stopped_if_it_starts_while_the_experiment_is_stopping() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0", ExitReason.SIGNAL)
@@ -208,7 +208,7 @@ def test_a_tuner_that_learns_from_early_stops_gets_results_of_timed_out_trials(
     assert search.tuner_results == [TellTuner(0, 0.25 if learns else None)]
 
 
-def test_a_trial_is_stopping_from_the_first_stop_request_to_its_end() -> None:
+def test_a_trial_has_the_state_stopping_from_the_first_stop_request_until_the_trial_ends() -> None:
     search = new_search(concurrency=1)
     trial_id = search.suggest()
     search.start(trial_id)

@@ -60,7 +60,7 @@ def test_a_trial_that_ends_during_a_request_to_the_tuner_causes_a_second_request
     assert other.requests == [1, 2]
 
 
-def test_the_experiment_asks_the_tuner_again_if_a_trial_ended_before_a_not_ready_answer() -> None:
+def test_the_experiment_asks_the_tuner_again_if_a_trial_ended_before_the_tuner_answered_not_ready() -> None:
     search = new_search(concurrency=2, max_trials=2)
     search.suggest()
     assert search.requests == [1]
@@ -69,7 +69,7 @@ def test_the_experiment_asks_the_tuner_again_if_a_trial_ended_before_a_not_ready
     assert search.requests == [1]
 
 
-def test_a_tuner_that_is_not_ready_while_no_trial_runs_ends_the_experiment() -> None:
+def test_the_experiment_ends_if_the_tuner_is_not_ready_while_no_trial_runs() -> None:
     search = new_search(concurrency=1)
     search.suggest()
     search.run("t0")
@@ -77,20 +77,20 @@ def test_a_tuner_that_is_not_ready_while_no_trial_runs_ends_the_experiment() -> 
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
-def test_the_experiment_ends_once_if_the_tuner_answers_all_requests_with_exhausted() -> None:
+def test_the_experiment_ends_only_once_if_the_tuner_answers_all_requests_with_exhausted() -> None:
     search = new_search(concurrency=3, max_trials=None)
     for _ in range(3):
         search.handle(TunerExhausted())
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
-def test_a_tuner_that_is_exhausted_at_the_last_request_ends_the_experiment() -> None:
+def test_the_experiment_ends_if_the_tuner_is_exhausted_at_the_last_request() -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.handle(TunerExhausted())
     assert search.state is ExperimentState.DONE
 
 
-def test_after_a_tuner_exception_no_trials_are_requested_and_running_trials_are_recorded() -> None:
+def test_running_trials_are_recorded_and_no_trials_are_requested_after_a_tuner_exception() -> None:
     search = new_search(concurrency=2, max_trials=None)
     search.start(search.suggest())
     search.start(search.suggest())

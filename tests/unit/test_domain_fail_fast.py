@@ -70,7 +70,7 @@ def test_fail_fast_ignores_cluster_failures_and_user_stops(state, reason):
     assert failures.note(a_trial(), 1) != ""
 
 
-def test_a_resume_resets_the_failure_count_and_the_value_0_disables_the_limit():
+def test_the_failure_count_is_reset_by_a_resume_and_its_limit_is_disabled_by_the_value_0():
     failures = FailFast()
     failures.note(a_trial(), 2)
     failures.restart()
@@ -79,7 +79,7 @@ def test_a_resume_resets_the_failure_count_and_the_value_0_disables_the_limit():
     assert [FailFast().note(a_trial(), 0) for _ in range(3)] == [""] * 3
 
 
-def test_an_experiment_ends_at_the_failure_limit_and_requests_trials_after_a_resume():
+def test_an_experiment_ends_at_the_failure_limit_but_requests_trials_again_after_a_resume():
     search = new_search(concurrency=1, max_trials=9, fail_fast=2)
     for state in (ExperimentState.RUNNING, ExperimentState.ERROR):
         search.run(search.suggest(), None, ExitReason.NONZERO_EXIT)

@@ -106,7 +106,7 @@ def test_a_partial_record_is_discarded_when_the_attempt_ends(new_ingest) -> None
     assert receiver.is_complete
 
 
-def test_a_partial_record_that_arrives_after_the_attempt_has_ended_is_discarded(new_ingest) -> None:
+def test_a_partial_record_is_discarded_if_it_arrives_after_the_attempt_has_ended(new_ingest) -> None:
     receiver = new_ingest()
     assert receiver.end({METRICS: len(FIRST) + 5}) == []
     commits = receiver.take(METRICS, 0, FIRST + SECOND[:5])

@@ -97,7 +97,7 @@ def jobs() -> Jobs:
     return jobs
 
 
-def test_for_each_idle_job_one_prefetched_trial_is_revoked_and_the_last_one_first(jobs: Jobs) -> None:
+def test_one_prefetched_trial_is_revoked_per_idle_job_and_the_last_trial_is_revoked_first(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(0) == [(job, "t3"), (job, "t2")]
     assert jobs.revoke(0) == []

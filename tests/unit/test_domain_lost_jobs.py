@@ -41,7 +41,7 @@ def test_the_transition_table_of_lost_jobs_covers_every_possible_stage_and_event
     assert not CHANGES.keys() & IGNORED
 
 
-def test_the_manager_gives_up_a_job_once_if_the_cluster_reports_no_reason_in_time():
+def test_the_manager_gives_up_a_job_only_once_if_the_cluster_reports_no_reason_in_time():
     search = a_search()
     search.end("t0", JOB_LOST)
     search.deliver("t0")
@@ -63,7 +63,7 @@ def test_the_manager_does_not_give_up_a_job_that_ended_in_time():
     assert given_up(search, search.now_s + 1e6) == []
 
 
-def test_a_new_keeper_of_a_job_ends_the_wait_for_the_clusters_reason():
+def test_the_wait_for_the_reason_from_the_cluster_ends_when_the_job_has_a_new_keeper():
     search = a_search()
     search.end("t0", JOB_LOST)
     search.deliver("t0")
@@ -83,7 +83,7 @@ def test_the_manager_waits_without_a_deadline_for_a_job_that_the_cluster_restart
     assert search.trial("t0").state is TrialState.RUNNING
 
 
-def test_the_manager_gives_up_a_job_whose_node_stays_not_ready_until_the_timeout():
+def test_the_manager_gives_up_a_job_if_the_node_of_the_job_stays_unready_until_the_timeout():
     search = a_search()
     search.handle(NodeReadinessChanged("t0", is_ready=False))
     start_s = search.now_s

@@ -45,7 +45,7 @@ def test_a_preempted_trial_restarts_without_counting_as_a_retry(reason_of_keeper
     assert (trial.state, trial.run.value) == (TrialState.SUCCEEDED, 0.5)
 
 
-def test_a_preemption_reported_by_the_keeper_but_not_by_the_cluster_restarts_no_trial():
+def test_no_trial_restarts_if_the_keeper_but_not_the_cluster_reports_a_preemption():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -67,7 +67,7 @@ def test_a_deleted_job_does_not_count_as_preempted():
     assert (trial.state, trial.run.reason, trial.preemptions) == (TrialState.FAILED, JOB_LOST, 0)
 
 
-def test_a_trial_that_the_cluster_ended_with_a_signal_gets_the_message_of_the_cluster():
+def test_a_trial_gets_the_message_of_the_cluster_if_the_cluster_ended_it_with_a_signal():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -104,7 +104,7 @@ def test_a_lost_trial_ends_at_once_on_a_cluster_that_does_not_report_preemptions
 
 
 @pytest.mark.parametrize("reason_of_keeper", [JOB_LOST, PREEMPTED])
-def test_a_trial_with_no_restarts_left_fails_as_preempted_whatever_its_keeper_reported(
+def test_a_trial_fails_as_preempted_if_it_has_no_restarts_left_whatever_its_keeper_reported(
     reason_of_keeper,
 ):
     search = a_search(max_preemptions=0)

@@ -80,7 +80,7 @@ class SearchWithRefusals:
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_every_refused_job_fails_a_trial_and_three_refusals_in_a_row_fail_the_experiment(reuse):
+def test_a_trial_fails_for_every_refused_job_and_the_experiment_fails_after_three_refusals_in_a_row(reuse):
     search = SearchWithRefusals(reuse=reuse)
     for number in range(MAX_REFUSALS_IN_A_ROW):
         assert search.experiment.state is ExperimentState.RUNNING
@@ -119,7 +119,7 @@ def test_running_trials_continue_when_refusals_end_the_experiment():
     assert len(search.submitted) == 6, "no job is submitted after the third refusal"
 
 
-def test_a_refused_job_that_no_trial_needs_counts_as_a_refusal_and_fails_no_trial():
+def test_a_refused_job_counts_as_a_refusal_but_fails_no_trial_if_no_trial_needs_it():
     search = SearchWithRefusals(reuse=True, concurrency=2, max_trials=2)
     first, second = search.submitted
     search.accept(first)

@@ -95,7 +95,7 @@ def test_a_change_of_remarks_survives_a_round_trip_through_json(change):
         ),
     )
 )
-def test_any_json_document_is_accepted_as_a_change_of_remarks_or_refused(document):
+def test_any_json_document_is_either_refused_or_accepted_as_a_change_of_remarks(document):
     with contextlib.suppress(RemarksInvalid):
         RemarksChange.from_json(document).applied_to(NO_REMARKS)
 
@@ -125,7 +125,7 @@ def test_a_note_keeps_its_lines_and_loses_surrounding_blank_lines():
     assert RemarksChange.of(note="\n one\r\n two\n\n").note == "one\n two"
 
 
-def test_a_trial_with_the_maximum_number_of_tags_accepts_repeated_tags_and_replacements():
+def test_repeated_tags_and_replacements_are_accepted_if_a_trial_has_the_maximum_number_of_tags():
     full = Remarks.of([f"t{n:02d}" for n in range(MAX_TAGS)], "")
     assert RemarksChange.of(add=full.tags).applied_to(full) == full
     assert len(RemarksChange.of(add=["new"], remove=["t00"]).applied_to(full).tags) == MAX_TAGS

@@ -159,7 +159,7 @@ def test_a_stop_of_the_experiment_stops_trials_and_drains_jobs() -> None:
     assert sorted(search.drained) == ["env-0", "env-1", "env-2"]
 
 
-def test_a_job_lost_during_a_trial_fails_only_that_trial() -> None:
+def test_the_loss_of_a_job_during_a_trial_fails_only_that_trial() -> None:
     search = SimulatedReuse()
     search.idle()
     search.start("t0")
@@ -182,7 +182,7 @@ def test_a_trial_that_was_dispatched_to_an_exited_job_goes_to_the_next_job() -> 
     assert search.dispatched == [("env-0", "t0", None), ("env-1", "t0", None)]
 
 
-def test_a_job_that_exits_while_idle_fails_no_trial() -> None:
+def test_no_trial_fails_if_an_idle_job_exits() -> None:
     search = SimulatedReuse()
     search.idle()
     search.run("t0")
@@ -191,7 +191,7 @@ def test_a_job_that_exits_while_idle_fails_no_trial() -> None:
     assert search.submitted == ["env-0", "env-1"]
 
 
-def test_a_job_that_dies_before_connecting_fails_one_queued_trial() -> None:
+def test_one_queued_trial_fails_if_a_job_dies_before_it_connects() -> None:
     search = SimulatedReuse(max_trials=2)
     search.lose("env-0")
     assert (search.trial("t0").state, search.trial("t0").run.message) == (
@@ -202,7 +202,7 @@ def test_a_job_that_dies_before_connecting_fails_one_queued_trial() -> None:
     assert search.experiment.state is ExperimentState.DONE
 
 
-def test_a_connected_job_that_dies_while_idle_fails_no_trial() -> None:
+def test_no_trial_fails_if_a_connected_job_dies_while_it_is_idle() -> None:
     search = SimulatedReuse()
     search.idle()
     search.run("t0")
@@ -210,7 +210,7 @@ def test_a_connected_job_that_dies_while_idle_fails_no_trial() -> None:
     assert search.trial("t1").state is TrialState.WAITING
 
 
-def test_a_dispatch_message_that_was_lost_with_the_connection_is_sent_again() -> None:
+def test_a_dispatch_message_is_sent_again_if_it_was_lost_with_the_connection() -> None:
     search = SimulatedReuse()
     search.idle()
     search.idle()
@@ -234,13 +234,13 @@ def test_an_unstarted_trial_survives_one_job_crash_and_fails_after_two_crashes()
     )
 
 
-def test_a_job_that_exits_cleanly_without_ever_connecting_fails_one_queued_trial() -> None:
+def test_one_queued_trial_fails_if_a_job_exits_cleanly_without_ever_connecting() -> None:
     search = SimulatedReuse()
     search.lose("env-0", is_clean=True)
     assert search.trial("t0").state is TrialState.FAILED, "the number of submitted jobs is bounded"
 
 
-def test_a_job_that_ended_while_no_manager_ran_fails_no_trial() -> None:
+def test_no_trial_fails_if_a_job_ended_while_no_manager_ran() -> None:
     search = SimulatedReuse()
     gone = JobTerminated(
         "env-0", ExitReason.JOB_LOST, "it ended while no manager was there", 50.0, True, was_supervised=False
@@ -250,7 +250,7 @@ def test_a_job_that_ended_while_no_manager_ran_fails_no_trial() -> None:
     assert search.submitted == ["env-0", "env-1"]
 
 
-def test_a_drain_message_that_was_lost_with_the_connection_is_sent_again() -> None:
+def test_a_drain_message_is_sent_again_if_it_was_lost_with_the_connection() -> None:
     search = SimulatedReuse(max_trials=1)
     search.idle()
     search.run("t0")

@@ -114,7 +114,7 @@ def test_a_stopped_prefetched_trial_ends_if_its_keeper_never_started_the_trial(
     assert prefetched.dispatched[-1] == ("env-0", "t3", None)
 
 
-def test_a_prefetched_trial_that_starts_after_a_stop_request_is_canceled(
+def test_a_prefetched_trial_is_canceled_if_it_starts_after_a_stop_request(
     prefetched: SimulatedReuse,
 ) -> None:
     stop(prefetched, "t2")
@@ -153,7 +153,7 @@ def test_an_idle_keeper_does_not_receive_a_stopped_prefetched_trial_again(
     assert prefetched.trial("t2").run.message == STOPPED_BEFORE_START
 
 
-def test_an_idle_keeper_that_never_received_a_stopped_trial_gets_the_next_trial() -> None:
+def test_an_idle_keeper_gets_the_next_trial_if_it_never_received_the_stopped_trial() -> None:
     search = SimulatedReuse(max_trials=6, may_prefetch=True)
     search.idle()
     search.run("t0")

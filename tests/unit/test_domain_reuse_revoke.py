@@ -98,7 +98,7 @@ def test_the_last_prefetched_trial_is_revoked_and_dispatched_to_an_idle_job(
     assert len(revocable.dispatched) == 6 + 2
 
 
-def test_an_idle_job_causes_one_revoke_but_none_while_a_request_to_the_tuner_is_unanswered(
+def test_an_idle_job_causes_one_revoke_unless_a_request_to_the_tuner_is_unanswered(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")
@@ -113,7 +113,7 @@ def test_an_idle_job_causes_one_revoke_but_none_while_a_request_to_the_tuner_is_
     assert search.dispatched[-1] == ("env-1", "t6", None)
 
 
-def test_a_trial_that_starts_while_it_is_revoked_keeps_running_and_the_idle_job_drains(
+def test_a_trial_keeps_running_and_the_idle_job_drains_if_the_trial_starts_while_it_is_revoked(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")
@@ -161,7 +161,7 @@ def test_an_idle_keeper_does_not_get_the_trial_whose_revoke_is_in_progress(revoc
     assert revocable.drained == ["env-0"]
 
 
-def test_a_late_reclaim_message_for_a_terminal_or_reassigned_trial_is_ignored(
+def test_a_late_reclaim_message_is_ignored_if_its_trial_is_terminal_or_reassigned(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")
@@ -178,7 +178,7 @@ def test_a_late_reclaim_message_for_a_terminal_or_reassigned_trial_is_ignored(
     assert revocable.trial("t3").job_id == "env-1"
 
 
-def test_a_stop_request_during_a_revoke_cancels_the_trial_once_it_is_reclaimed(
+def test_a_stop_request_during_a_revoke_cancels_the_trial_when_the_trial_is_reclaimed(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")

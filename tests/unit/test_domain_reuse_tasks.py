@@ -66,7 +66,7 @@ def test_a_stopping_trial_is_canceled_when_its_orphaned_attempt_is_lost(running:
 
 
 @pytest.mark.parametrize("reuses_jobs", [True, False])
-def test_an_orphaned_attempt_is_not_drained_after_the_trial_end_or_without_reused_jobs(
+def test_an_orphaned_attempt_is_not_drained_if_the_trial_has_ended_or_jobs_are_not_reused(
     reuses_jobs: bool,
 ) -> None:
     search = SimulatedReuse()
@@ -164,7 +164,7 @@ def test_a_task_that_starts_when_the_trial_is_terminal_is_closed(team: Simulated
     assert team.handle(AttemptStarted(late, 40.0)) == [CloseAttempt(late)]
 
 
-def test_a_trial_that_needs_all_tasks_ends_with_the_last_task() -> None:
+def test_a_trial_ends_when_its_last_task_ends_if_it_needs_all_tasks() -> None:
     search = SimulatedReuse(completion=Completion((TaskRole("worker", 2, 1, -1),)))
     for task in ("worker-0", "worker-1"):
         search.idle(task=task)

@@ -24,7 +24,7 @@ def test_the_search_requests_trials_for_prefetch_in_addition_to_the_concurrency(
     assert SearchBudget(LIMITS).ask(1) == [0, 1, 2, 3]
 
 
-def test_a_repeated_request_to_a_tuner_that_was_not_ready_keeps_its_sequence_id() -> None:
+def test_a_request_keeps_its_sequence_id_if_it_is_repeated_because_the_tuner_was_not_ready() -> None:
     budget = SearchBudget(LIMITS)
     budget.ask(0)
     budget.note_suggested()
@@ -35,7 +35,7 @@ def test_a_repeated_request_to_a_tuner_that_was_not_ready_keeps_its_sequence_id(
     assert budget.ask(0) == [1, 3]
 
 
-def test_a_tuner_that_is_not_ready_while_no_trial_runs_counts_as_exhausted() -> None:
+def test_a_tuner_counts_as_exhausted_if_it_is_not_ready_while_no_trial_runs() -> None:
     budget = SearchBudget(replace(LIMITS, concurrency=1))
     budget.ask(0)
     budget.note_not_ready(0)

@@ -181,7 +181,7 @@ def test_a_trial_succeeds_if_it_reported_a_final_result_before_the_stop(
 
 @pytest.mark.parametrize(("reason", "state"), STOPPED.items())
 @pytest.mark.parametrize("size", [None, 0, 100])
-def test_a_final_result_after_the_stop_is_kept_for_a_stopped_trial(
+def test_a_stopped_trial_keeps_a_final_result_that_arrives_after_the_stop(
     a_trial, reason: ExitReason, state: TrialState, size: int | None
 ) -> None:
     trial = with_result(a_trial, reason)
@@ -251,7 +251,7 @@ def test_the_number_of_warnings_per_trial_is_bounded(a_trial) -> None:
     assert len(trial.warning.splitlines()) <= MAX_WARNINGS + 1
 
 
-def test_the_message_of_a_succeeded_trial_without_a_result_names_the_truncated_metrics_file(a_trial) -> None:
+def test_the_message_names_the_truncated_metrics_file_if_a_succeeded_trial_has_no_result(a_trial) -> None:
     trial = a_trial(state=R, attempt=0)
     trial.finished(an_end(warnings=(file_warning(Stream.METRICS, FileChange.TRUNCATED),)))
     trial.apply(TrialEvent.CLOSED)
@@ -333,7 +333,7 @@ def test_a_new_attempt_resets_all_fields_of_the_previous_attempt(a_trial) -> Non
     assert trial == fresh
 
 
-def test_an_attempt_that_could_not_start_resets_the_fields_of_the_previous_attempt(a_trial) -> None:
+def test_the_fields_of_the_previous_attempt_are_reset_by_an_attempt_that_could_not_start(a_trial) -> None:
     trial = a_trial(0, SPENT, state=R)
     trial.registered.register(SECOND)
     trial.finished(an_end(ExitReason.COULD_NOT_START, 104, SECOND, "no bash"))

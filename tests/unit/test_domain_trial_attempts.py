@@ -77,7 +77,7 @@ def test_a_trial_keeps_running_if_its_retry_starts_before_the_first_attempt_is_c
     assert search.trial("t0").state is TrialState.SUCCEEDED
 
 
-def test_a_retry_that_could_not_start_ends_the_trial() -> None:
+def test_the_trial_ends_if_its_retry_could_not_start() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.9")
@@ -112,7 +112,7 @@ def test_repeated_reports_after_a_lost_connection_have_no_effect() -> None:
     assert search.tuner_results == [TellTuner(0, 0.9)]
 
 
-def test_a_trial_whose_job_is_lost_fails_and_frees_its_slot() -> None:
+def test_a_trial_fails_and_frees_its_slot_if_its_job_is_lost() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())  # the trial starts at 20 s of the keeper's clock
     search.now_s += 30

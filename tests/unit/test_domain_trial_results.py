@@ -14,7 +14,7 @@ from nni_manager.domain.trial_run import NO_FINAL_RESULT, NO_NUMBER_IN_FINAL_RES
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_a_final_result_that_arrives_after_the_trial_end_counts() -> None:
+def test_a_final_result_counts_even_if_it_arrives_after_the_trial_end() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0")
@@ -35,7 +35,7 @@ def test_a_terminal_trial_releases_its_attempts_from_memory() -> None:
     assert (trial.registered.registered, trial.attempts, trial.ends, trial.run.ended) == ([], {}, [], None)
 
 
-def test_a_warning_that_arrives_after_the_trial_end_is_stored() -> None:
+def test_a_warning_is_stored_even_if_it_arrives_after_the_trial_end() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0", warnings=("its metrics file was truncated",))

@@ -78,7 +78,7 @@ def append(path, data=b"x"):
         file.write(data)
 
 
-def test_a_write_between_the_last_poll_and_the_wait_ends_the_wait(watcher, file, wait):
+def test_a_wait_ends_if_a_write_occurred_between_the_last_poll_and_the_start_of_the_wait(watcher, file, wait):
     wait(watcher, longest_s=0)
     append(file)
     wait(watcher)

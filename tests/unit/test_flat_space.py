@@ -111,7 +111,7 @@ def test_no_two_active_parameters_share_a_dimension(raw, seed):
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_features_are_option_indices_of_choices_and_positions_of_numbers(raw, seed):
+def test_the_feature_of_a_choice_is_the_option_index_and_the_feature_of_a_number_is_its_position(raw, seed):
     flat, (_, draws) = flattened(raw), drawn(raw, seed)
     positions = flat.positions_of(draws)
     features = features_of(flat, draws)

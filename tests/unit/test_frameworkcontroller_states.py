@@ -60,7 +60,7 @@ def changed(code=3, reason="Error", **pod):
     return framework
 
 
-def test_completed_is_the_first_state_of_the_recorded_framework_that_maps_to_ended():
+def test_the_first_state_that_maps_to_ended_in_the_recorded_framework_is_completed():
     pod_status = [row[1] for row in json.loads(GOLDEN.read_text())["frameworks"] if row[1]]
     assert set(pod_status) <= set(STAGES)
     ends = [OPERATOR.stage_of({"status": {"state": word}}) is Stage.ENDED for word in pod_status]
@@ -94,7 +94,7 @@ def test_a_failed_framework_reports_exit_code_and_message_of_the_deciding_task()
         (changed(-1, containers=[], reason="Evicted"), ExitReason.KEEPER_LOST, None),
     ],
 )
-def test_tasks_that_were_oom_killed_or_evicted_or_lost_have_different_exit_reasons(
+def test_oom_killed_tasks_and_evicted_tasks_and_lost_tasks_have_different_exit_reasons(
     framework, reason, exit_code
 ):
     verdict = OPERATOR.verdict_of(framework, {})

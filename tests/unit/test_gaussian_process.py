@@ -70,7 +70,7 @@ def test_two_unobserved_options_of_a_choice_have_equal_predictions():
 
 
 @given(seed=st.integers(0, 10_000))
-def test_adding_running_points_keeps_the_predicted_means_and_reduces_the_deviations(seed):
+def test_running_points_leave_the_predicted_means_unchanged_and_reduce_the_deviations(seed):
     process = MaternProcess.fitted(*a_sample(seed), MIXED)
     running, others = a_sample(seed + 1, 3)[0], a_sample(seed + 2, 20)[0]
     after = process.with_expected(running)

@@ -41,7 +41,7 @@ def test_the_package_list_has_all_distributions_that_importlib_metadata_finds():
     assert found["pytest"] == importlib.metadata.version("pytest")
 
 
-def test_if_two_folders_of_the_search_path_have_a_package_only_the_first_version_is_listed(tmp_path):
+def test_only_the_first_version_of_a_package_is_listed_if_two_folders_of_the_search_path_have_it(tmp_path):
     for place, version in (("a", "2.0"), ("b", "1.0")):
         (tmp_path / place / f"Some_Package-{version}.dist-info").mkdir(parents=True)
     (tmp_path / "b/old-0.1-py3.7.egg-info").touch()

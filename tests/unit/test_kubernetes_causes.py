@@ -85,7 +85,9 @@ def test_a_pod_that_exits_by_itself_has_no_termination_cause(pod):
         ("Succeeded", 0, AFTER, None),
     ],
 )
-def test_a_deletion_is_a_termination_cause_only_before_the_container_exits(phase, code, deleted, at):
+def test_a_deletion_counts_as_termination_cause_only_if_it_precedes_the_container_exit(
+    phase, code, deleted, at
+):
     assert deleted_at(a_pod(phase, code, deleted)) == at
 
 
@@ -116,7 +118,7 @@ def test_a_pod_that_disappears_after_its_exit_has_no_termination_cause():
     assert observed.cause("aB3dE", "p-0") == ""
 
 
-def test_pods_that_an_operator_deletes_with_a_failed_job_have_no_termination_cause():
+def test_pods_have_no_termination_cause_if_an_operator_deletes_them_together_with_a_failed_job():
     observed = an_observer()
     first, second = a_pod("Failed", 1), a_pod(deleted=AFTER)
     second["metadata"] |= {"name": "p-1", "uid": "u1"}

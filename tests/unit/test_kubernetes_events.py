@@ -31,7 +31,7 @@ def test_events_without_the_experiment_id_in_their_name_are_ignored():
     assert not warnings.concerns({})
 
 
-def test_the_newest_event_of_a_pod_is_shown_even_if_it_arrived_first():
+def test_the_newest_event_of_a_pod_is_shown_even_if_older_events_arrive_later():
     newest = an_event("expt-a", None, message="newest", series={"lastObservedTime": "2026-01-01T00:00:09Z"})
     events = [
         an_event("expt-a", "2026-01-01T00:00:07Z"),

@@ -33,7 +33,7 @@ def follow_up_of(*events):
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(S, E)))
-def test_an_event_outside_the_transition_table_raises_and_keeps_the_state(state, event):
+def test_an_event_outside_the_transition_table_raises_an_error_and_does_not_change_the_state(state, event):
     job = a_job(state)
     if (state, event) in TRANSITIONS:
         assert job.apply(event) is FOLLOW_UPS.get((state, event))
@@ -48,7 +48,7 @@ def test_an_ended_job_never_changes_its_state():
     assert {after for (state, _), after in TRANSITIONS.items() if state is S.ENDED} == {S.ENDED}
 
 
-def test_only_the_states_submitting_ending_and_ended_accept_the_result_of_a_submission():
+def test_a_submission_result_is_accepted_only_in_the_states_submitting_or_ending_or_ended():
     for answer in (E.SUBMITTED, E.SUBMIT_FAILED, E.REFUSED):
         assert {state for state, event in TRANSITIONS if event is answer} == SUBMITTING | {S.ENDING, S.ENDED}
     assert {state for state in S if a_job(state).is_submitting} == SUBMITTING

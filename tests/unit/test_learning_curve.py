@@ -161,7 +161,9 @@ def store_streams(store, streams, size):
     st.integers(1, 500),
     st.booleans(),
 )
-def test_each_step_is_counted_once_if_the_training_is_killed_repeatedly(new_store, attempts, size, is_late):
+def test_each_step_is_counted_only_once_even_if_the_training_is_killed_repeatedly(
+    new_store, attempts, size, is_late
+):
     training = Training()
     for number, actions in enumerate(attempts):
         reached = training.attempt(number, actions)
@@ -240,7 +242,7 @@ def running():
     return search, key
 
 
-def test_an_attempt_that_continues_has_the_results_before_the_checkpoint():
+def test_a_continuing_attempt_has_the_results_before_the_checkpoint():
     search, key = running()
     effects = search.handle(events.AttemptContinued(key, InheritedResults(2, "0.2", (0.1, 0.2), "0.9")))
     trial = search.trial("t0")
@@ -251,7 +253,7 @@ def test_an_attempt_that_continues_has_the_results_before_the_checkpoint():
     assert (trial.run.intermediate_count, trial.run.intermediate) == (3, "0.3")
 
 
-def test_results_of_an_earlier_attempt_that_are_stored_late_precede_the_new_results():
+def test_late_stored_results_of_an_earlier_attempt_precede_the_new_results():
     search, key = running()
     source = AttemptKey("t0", attempt_id(0), key.task)
     effects = search.handle(events.AttemptContinued(key, InheritedResults(), missing=source))

@@ -73,7 +73,7 @@ def test_a_dual_stack_listener_is_found_at_its_ipv4_and_its_ipv6_address():
                 verify_listener_uid(host, port)
 
 
-def test_a_listener_of_another_user_on_the_same_port_at_another_address_is_ignored():
+def test_another_users_listener_is_ignored_if_it_has_the_same_port_but_another_address():
     with a_listener("127.0.0.1") as ours:
         port = ours.getsockname()[1]
         with a_listener("127.0.0.3", port), a_listener("::", port):

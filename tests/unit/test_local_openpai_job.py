@@ -97,7 +97,7 @@ def test_a_job_succeeds_when_all_tasks_succeed():
     assert len(played.of(ReleaseAllocation)) == 2
 
 
-def test_a_job_never_ends_before_its_launch_time_if_the_clock_is_set_back():
+def test_the_end_time_of_a_job_is_never_before_its_launch_time_even_if_the_clock_is_set_back():
     played = Played(a_plan(a_role(tasks=1)))
     played.now_s = 86_400.0
     played.begin()
@@ -123,7 +123,7 @@ def test_the_first_failed_task_fails_the_job_after_the_remaining_tasks_stop():
     assert played.states() == [State.FAILED, State.STOPPED]
 
 
-def test_a_task_that_is_killed_after_the_job_has_succeeded_is_reported_as_stopped():
+def test_a_task_is_reported_as_stopped_if_it_is_killed_after_the_job_has_succeeded():
     played = Played(a_plan(a_role("ps", 1), a_role("worker", 1, min_succeeded=1))).begin()
     played.ends(0, 0)
     played.ends(0, 137, "ps")
@@ -229,7 +229,7 @@ def test_a_job_fails_when_its_platform_retries_are_exhausted():
     assert [note.reason for note in played.of(RecordEvent)][-1] == "RetriesExhausted"
 
 
-def test_a_gang_that_exits_with_code_253_for_lack_of_ports_is_retried():
+def test_a_gang_is_retried_if_it_exits_with_code_253_for_lack_of_ports():
     played = Played(a_plan())
     played.happens(Submitted())
     waiting = tuple(task.container_id for task in played.job.tasks.values())

@@ -81,7 +81,7 @@ def test_every_exit_code_has_an_explanation_and_every_failure_has_a_remedy():
 
 
 @given(CODES)
-def test_only_exit_codes_of_unknown_cause_are_retried_up_to_the_limit(code):
+def test_a_failure_is_retried_up_to_the_limit_only_if_its_exit_code_has_an_unknown_cause(code):
     spec = exit_spec(code)
     assert (spec.reaction == "RETRY_TO_MAX") == (spec.behavior is Behavior.UNKNOWN and code != 0)
 
@@ -166,7 +166,7 @@ def test_the_first_fulfilled_completion_policy_determines_the_result_of_a_job():
     assert judged(1, 1, 2, ends(255, 0)).exit.code == 255
 
 
-def test_a_job_that_tolerates_failures_succeeds_even_if_all_tasks_failed():
+def test_a_failure_tolerant_job_succeeds_even_if_all_tasks_failed():
     decided = judged(-1, -1, 2, ends(255, 255))
     assert (decided.exit.code, decided.trigger.role) == (0, None)
     assert "CompletedTaskCount 2 has reached TotalTaskCount 2" in decided.trigger.message

@@ -87,7 +87,7 @@ def test_every_role_variable_exists_under_the_original_and_the_simplified_role_n
     assert task_name(environ) == "W_1-0"
 
 
-def test_without_gang_allocation_a_task_has_no_addresses_of_unallocated_tasks():
+def test_a_task_has_no_addresses_of_unallocated_tasks_if_gang_allocation_is_disabled():
     environ = variables(a_plan(extras={"gangAllocation": False}).plan, "worker", 1, 1)
     assert "PAI_HOST_IP_worker_0" not in environ
     assert environ["PAI_HOST_IP_worker_1"] == "10.0.0.1"
@@ -129,7 +129,7 @@ def test_tasks_are_retried_only_in_a_job_without_gang_allocation():
         ),
     ],
 )
-def test_a_job_mounts_the_storages_that_it_names_or_else_the_default_storages(extras, mounts):
+def test_a_job_mounts_the_storages_it_names_or_the_default_storages_if_it_names_none(extras, mounts):
     found = [(mount.name, mount.mount_path) for mount in a_plan(extras=extras).plan.storages]
     assert found == mounts
 

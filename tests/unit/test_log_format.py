@@ -15,7 +15,7 @@ def record(message, *arguments, exception=None):
     return made
 
 
-def test_a_json_line_contains_the_time_the_level_the_logger_and_the_message():
+def test_a_json_line_contains_time_and_level_and_logger_and_message():
     assert json.loads(formatter("json").format(record("cannot read %s", "ü\n\udc80"))) == {
         "timestamp": "2026-11-18T11:06:40.250Z",
         "level": "WARNING",

@@ -79,7 +79,7 @@ def test_a_stopped_trial_reports_a_final_result_unless_the_assessor_stopped_it(f
     assert reported(folder)[1:] == ([] if reason == "early stopped" else [("FINAL", 0.5)])
 
 
-def test_training_without_the_chosen_metric_raises_unless_the_trial_was_stopped(folder):
+def test_an_error_is_raised_if_a_training_lacks_the_chosen_metric_and_its_trial_was_not_stopped(folder):
     reporter = MetricReporter("auc")
     with pytest.raises(MetricAbsent, match="choose one of: loss"):
         reporter.finish({"loss": 1})

@@ -71,7 +71,7 @@ def test_the_seed_determines_the_sample_of_mutants(tmp_path):
     assert mutate.sampled(tmp_path, ["."], 1000, 1, only="other") == []
 
 
-def test_the_explanation_of_a_surviving_mutant_is_assigned_to_its_file_and_its_changed_line():
+def test_the_explanation_of_a_surviving_mutant_is_assigned_to_the_mutants_file_and_changed_line():
     text = "# why\n\nm.py\n- a < b\n+ a <= b\nBoth are\nthe same.\n\nn.py\n- a\n+ b\nNo.\n"
     assert mutate.explanations(text) == {
         ("m.py", "a < b", "a <= b"): "Both are the same.",

@@ -34,9 +34,7 @@ def a_trial(state, number=0, message=""):
         ),
     ],
 )
-def test_the_end_of_an_experiment_causes_one_notification_and_another_one_after_a_resume(
-    state, error, event, text
-):
+def test_each_end_of_an_experiment_causes_one_notification_even_after_a_resume(state, error, event, text):
     notifications = Notifications((), E.INITIALIZED)
     assert notifications.of_state(E.RUNNING, "") is None
     for _ in range(2):

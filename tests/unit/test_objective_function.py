@@ -117,7 +117,7 @@ def test_the_offline_check_of_an_objective_function_accepts_a_script_in_the_code
     platform_of(ObjectiveFunction.of(module.whole).applied_to(config).checked()).check_offline()
 
 
-def test_an_objective_function_together_with_annotations_or_a_command_is_refused(module):
+def test_an_objective_function_is_refused_if_it_is_combined_with_annotations_or_a_command(module):
     made = ObjectiveFunction.of(module.whole)
     for name, value in (("trial_command", "python3 train.py"), ("use_annotation", True)):
         experiment = Experiment("local")

@@ -87,7 +87,7 @@ SECRETIVE = {
 
 
 @pytest.mark.parametrize("text", SECRETIVE.values(), ids=SECRETIVE)
-def test_only_secrets_are_masked_in_any_layout_of_the_text(text):
+def test_secrets_and_nothing_else_are_masked_in_any_layout_of_the_text(text):
     job = parse(text)
     masked = without_secrets(job)
     assert "s3cret" not in masked

@@ -233,7 +233,7 @@ def test_a_job_file_that_does_not_mount_the_workspace_is_refused(extras, expecte
         template_of(with_job_file(job))
 
 
-def test_the_experiment_file_supplies_keys_that_the_job_file_lacks_and_unused_keys_cause_warnings():
+def test_missing_job_file_keys_come_from_the_experiment_file_and_unused_keys_cause_warnings():
     template = template_of(
         with_job_file(a_job(), storage_name="confignfs-data", virtual_cluster="vc1", image="idle", cpu=3)
     )
@@ -321,11 +321,13 @@ def test_run_sh_starts_the_keeper_in_the_workspace_folder(tmp_path):
 @pytest.mark.parametrize(
     ("code", "expected"), [(0, 0), (3, 3), (115, 115), (128, 128), (137, 1), (143, 1), (255, 1)]
 )
-def test_the_container_exits_with_1_in_place_of_exit_codes_that_openpai_retries(tmp_path, code, expected):
+def test_the_container_exits_with_code_1_if_openpai_would_retry_the_original_exit_code(
+    tmp_path, code, expected
+):
     assert run_script(tmp_path, f"exit {code}").returncode == expected
 
 
-def test_the_keeper_receives_a_signal_to_the_process_group_of_a_task_only_once(tmp_path):
+def test_a_signal_to_the_process_group_of_a_task_reaches_the_keeper_only_once(tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "trial-keeper").write_text(

@@ -218,7 +218,7 @@ def test_every_supported_key_of_a_job_is_parsed():
         ({"minFailedInstances": 3, "minSucceededInstances": 2}, JobCompletion(3, 2)),
     ],
 )
-def test_instance_counts_that_are_missing_or_null_or_zero_select_the_default_completion_policy(
+def test_the_default_completion_policy_applies_if_an_instance_count_is_missing_or_null_or_zero(
     completion, effective
 ):
     job = parse(text_of(a_job(((*WORKER, "completion"), completion), ((*WORKER, "instances"), 4))))

@@ -46,7 +46,7 @@ def test_a_template_error_has_the_position_of_its_tag():
 
 
 @pytest.mark.parametrize("name", ["toString", "constructor", "__class__", "01", "-1"])
-def test_a_template_name_that_is_a_javascript_method_or_has_an_invalid_index_is_undefined(name):
+def test_a_template_name_is_undefined_if_it_is_a_javascript_method_or_has_an_invalid_index(name):
     variables = {"$parameters": {"a": "text", "l": [1]}}
     for template in (
         f"<% $parameters.{name} %>",

@@ -52,7 +52,7 @@ def end_of(forwarder):
     assert not forwarder._thread.is_alive()
 
 
-def test_bytes_are_forwarded_while_the_file_grows_and_once_more_before_the_forwarder_ends(pipe, source):
+def test_bytes_are_forwarded_while_the_file_grows_and_one_last_time_before_the_forwarder_ends(pipe, source):
     forwarder = following(pipe[1], source)
     append(source, b"first")
     forwarder.poll()
@@ -136,7 +136,7 @@ def test_a_full_disk_ends_the_forwarder_silently(source):
         os.close(full)
 
 
-def test_a_forwarder_whose_pipe_is_closed_opens_no_further_file(pipe, source):
+def test_a_forwarder_opens_no_further_file_if_its_pipe_is_closed(pipe, source):
     forwarder = following(pipe[1], source)
     os.close(pipe[0])
     pipe[0] = None

@@ -262,7 +262,7 @@ def test_the_message_summary_is_the_line_that_names_the_missing_command(message,
         ("echo 'ada: not found' >&2; exit 3", ""),
     ],
 )
-def test_the_message_of_a_command_that_cannot_run_has_a_hint(tmp_path, command, hint):
+def test_the_message_has_a_hint_if_a_command_cannot_run(tmp_path, command, hint):
     for name, text in {
         "crlf.sh": "#!/usr/bin/env bash\r\ncd .\r\npython3 train.py\r\n",
         "crlf_of_bash.sh": "#!/bin/bash\r\npython3 train.py\r\n",

@@ -76,7 +76,7 @@ def test_the_manager_and_nnictl_import_no_platform_before_an_experiment_selects_
     assert platform_packages(code) == ("", set())
 
 
-def test_only_the_platform_table_and_the_platform_packages_name_a_platform():
+def test_platform_names_occur_only_in_the_platform_table_and_the_platform_packages():
     done = subprocess.run([sys.executable, CHECK], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("", 0)
 
@@ -253,9 +253,7 @@ def test_an_experiment_is_shown_but_cannot_run_if_its_platform_package_is_absent
         ({}, "ModuleNotFoundError"),
     ],
 )
-def test_the_error_for_a_platform_package_that_fails_to_import_contains_the_import_error(
-    install, broken, error
-):
+def test_the_error_contains_the_import_error_if_a_platform_package_cannot_be_imported(install, broken, error):
     install("a", **broken)
     message = rf"cannot use platform testbed: FILE of package_of_a.experiment_file, from a 1.2: {error}.*; update that package"
     with pytest.raises(PlatformUnusable, match=message):

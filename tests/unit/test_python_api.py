@@ -64,7 +64,7 @@ def test_every_name_of_the_nni_experiment_api_exists_and_is_documented():
         assert name in page or name == "load_checkpoint"
 
 
-def test_unsupported_class_names_raise_and_misspelled_class_names_cause_a_warning():
+def test_an_unsupported_class_name_raises_an_error_and_a_misspelled_class_name_causes_a_warning():
     with pytest.raises(
         UnsupportedName,
         match="cannot import AmlConfig: this platform is not supported; use local, openpai",
@@ -280,7 +280,7 @@ def test_a_data_frame_of_results_has_a_column_for_each_parameter():
     assert frame_of(RESULTS, metric="loss")["value"].tolist() == [1, 0.5]
 
 
-def test_the_error_for_a_data_frame_without_pandas_contains_a_remedy(monkeypatch):
+def test_the_error_contains_a_remedy_if_a_data_frame_is_requested_without_pandas(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(
         PandasMissing, match=r"run `pip install pandas`, or use list_trial_jobs\(\) or export_data\(\)$"
@@ -309,7 +309,7 @@ def test_the_log_tail_prints_the_complete_lines_that_were_appended_after_its_sta
     assert capsys.readouterr().out == "one\ntwo\n"
 
 
-def test_a_trial_that_is_enqueued_before_the_experiment_starts_is_refused_with_a_remedy():
+def test_a_trial_is_refused_with_a_remedy_if_it_is_enqueued_before_the_experiment_starts():
     with pytest.raises(
         NotStarted, match=r"call start\(\) first, or write config.initial_trials = \[\{'x': 0.5\}\]$"
     ):

@@ -49,7 +49,9 @@ def test_machines_that_share_a_home_folder_have_separate_folders():
 
 @pytest.mark.parametrize("python_path", ["/opt/my python/$HOME/bin", "~/venv's/bin", None])
 @pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_the_python_path_of_a_machine_is_prepended_to_the_variable_path(tmp_path, python_path, shell):
+def test_the_python_path_of_a_machine_is_prepended_to_the_environment_variable_path(
+    tmp_path, python_path, shell
+):
     folder = (python_path or "/nowhere").replace("~", str(tmp_path))
     command = render.server_command(RemoteMachine("a", python_path=python_path))
     command = command.replace("command -v trial-keeper > /dev/null", 'printf %s "$PATH"; exit 0')

@@ -16,7 +16,7 @@ def placements(gpus_per_job=0, **keys):
     return Placements({name: RemoteMachine(name, **keys) for name in "ab"}, gpus_per_job)
 
 
-def test_a_job_goes_to_the_machine_with_the_fewest_jobs_and_in_a_tie_to_the_first_in_the_file():
+def test_a_job_goes_to_the_first_machine_in_the_file_among_those_with_the_fewest_jobs():
     some = placements()
     assert [some.take(f"job{number}", [A, B]) for number in range(4)] == ["a", "b", "a", "b"]
     some.release("job1")

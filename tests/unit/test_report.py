@@ -11,7 +11,7 @@ from nni_manager.web.files import FOLDER
 pytestmark = pytest.mark.usefixtures("state_home")
 
 
-def test_the_report_contains_all_javascript_modules_that_its_modules_import():
+def test_the_report_contains_every_javascript_module_that_another_module_of_the_report_imports():
     modules = {
         name: base64.b64decode(url.partition(",")[2]).decode() for name, url in report._modules().items()
     }

@@ -344,7 +344,7 @@ def final_states() -> list[TrialState]:
     return [state for state in TrialState if state.is_terminal]
 
 
-def test_trials_prefetched_behind_a_long_trial_are_moved_to_idle_jobs() -> None:
+def test_prefetched_trials_behind_a_long_trial_are_moved_to_idle_jobs() -> None:
     world = World(concurrency=4, max_trials=56)
     world.settle()
     for container in world.running():
@@ -363,7 +363,7 @@ def test_trials_prefetched_behind_a_long_trial_are_moved_to_idle_jobs() -> None:
     assert (len(world.spawned), set(world.spawned.values())) == (56, {1})
 
 
-def test_an_undelivered_trial_is_revoked_and_run_by_an_idle_job() -> None:
+def test_an_undelivered_trial_is_revoked_and_then_runs_in_an_idle_job() -> None:
     world = World(concurrency=2, max_trials=40)
     world.settle()
     unlucky, other = world.running()
@@ -397,7 +397,7 @@ def test_an_undelivered_trial_is_revoked_and_run_by_an_idle_job() -> None:
     assert (world.running(), world.waiting_behind_others()) == ([unlucky], [])
 
 
-def test_after_a_restart_a_prefetched_trial_with_a_lower_number_than_the_running_one_is_revoked() -> None:
+def test_a_prefetched_trial_is_revoked_after_a_restart_if_the_running_trial_has_a_higher_number() -> None:
     """The store does not contain the order of dispatch. A reclaimed trial may be dispatched again, after a trial with a higher
     number.
     """

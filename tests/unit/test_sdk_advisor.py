@@ -69,7 +69,7 @@ def test_an_advisor_receives_the_calls_of_tuner_methods_as_commands():
     assert made.handled[-1] == ("import", [{"parameter": {}, "value": 1}])
 
 
-def test_an_advisor_that_still_owes_parameters_receives_no_further_request():
+def test_an_advisor_receives_no_further_request_while_it_still_owes_parameters():
     made, delivered = Recording(answers=False), []
 
     def deliver(*given):
@@ -146,7 +146,7 @@ def test_the_error_for_a_missing_handler_contains_a_remedy():
         MsgDispatcherBase().update_search_space({"x": 1})
 
 
-def test_parameters_that_an_advisor_sends_late_are_delivered_with_the_next_command():
+def test_late_parameters_of_an_advisor_are_delivered_with_the_next_command():
     delivered = []
     made = Recording(answers=False)
     made.update_search_space({"x": 1})

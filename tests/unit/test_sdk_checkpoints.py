@@ -70,7 +70,9 @@ def saving(text):
     return save
 
 
-def test_a_checkpoint_from_a_file_or_a_folder_or_a_save_function_is_loaded_unchanged(attempt, tmp_path):
+def test_a_checkpoint_is_loaded_unchanged_if_it_comes_from_a_file_or_a_folder_or_a_save_function(
+    attempt, tmp_path
+):
     attempt()
     model = tmp_path / "model.pt"
     model.write_text("weights")
@@ -113,7 +115,7 @@ def test_the_next_attempt_continues_from_the_checkpoint_and_records_which_attemp
     assert saved.attempt_id is None
 
 
-def test_a_trial_that_continues_a_parent_trial_numbers_its_own_results_from_zero(attempt):
+def test_a_trial_numbers_its_own_results_from_zero_if_it_continues_a_parent_trial(attempt):
     folder = attempt()
     nni.report_intermediate_result(0.1)
     nni.save_checkpoint(saving("parent's"))
@@ -124,7 +126,7 @@ def test_a_trial_that_continues_a_parent_trial_numbers_its_own_results_from_zero
     assert stream(folder) == ["000001", (0, "0.2")]
 
 
-def test_a_process_that_loads_a_checkpoint_without_reporting_results_writes_no_record(attempt):
+def test_a_process_writes_no_record_if_it_loads_a_checkpoint_but_reports_no_results(attempt):
     sources = sign_of_one(attempt)
     folder = attempt(SECOND, sources)
     assert nni.load_checkpoint()
@@ -184,7 +186,7 @@ def test_load_checkpoint_raises_an_error_with_a_remedy_if_every_checkpoint_is_in
         nni.load_checkpoint()
 
 
-def test_a_checkpoint_that_the_keeper_has_not_verified_is_not_loaded(attempt):
+def test_a_checkpoint_is_loaded_only_if_the_keeper_has_verified_it(attempt):
     sign_of_one(attempt)
     attempt(SECOND)
     assert nni.load_checkpoint() is None
@@ -280,7 +282,7 @@ def test_an_incomplete_checkpoint_of_a_killed_process_is_not_loaded(attempt):
     assert nni.save_checkpoint(saving("next")).endswith("000003")
 
 
-def test_threads_that_save_a_checkpoint_at_the_same_time_create_separate_checkpoints(attempt):
+def test_threads_create_separate_checkpoints_if_they_save_at_the_same_time(attempt):
     folder = attempt()
     nni.report_intermediate_result(1)
     both = threading.Barrier(2)
@@ -301,7 +303,7 @@ def test_threads_that_save_a_checkpoint_at_the_same_time_create_separate_checkpo
     assert sorted(stream(folder)[1:]) == ["000001", "000002"]
 
 
-def test_a_save_that_fails_before_the_manifest_is_written_leaves_no_checkpoint(attempt, monkeypatch):
+def test_no_checkpoint_remains_if_a_save_fails_before_the_manifest_is_written(attempt, monkeypatch):
     folder = attempt()
     nni.report_intermediate_result(1)
     nni.save_checkpoint(saving("whole"))

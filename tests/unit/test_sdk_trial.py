@@ -140,7 +140,7 @@ def test_an_unknown_parameter_name_raises_a_key_error(trial):
         nni.get_current_parameter("dropout")
 
 
-def test_the_experiment_id_the_trial_id_and_the_sequence_id_come_from_environment_variables(trial):
+def test_experiment_id_and_trial_id_and_sequence_id_come_from_environment_variables(trial):
     assert (nni.get_experiment_id(), nni.get_trial_id(), nni.get_sequence_id()) == ("eXpId", "tRiAl", 12)
 
 
@@ -244,7 +244,7 @@ def _path_of(fd: str) -> str:
         return ""
 
 
-def test_a_descriptor_closed_by_the_training_code_is_opened_again(environ):
+def test_a_descriptor_is_opened_again_if_the_training_code_closed_it(environ):
     code = (
         "import os, nni_sdk as nni\n"
         "nni.report_intermediate_result(1)\n"
@@ -280,7 +280,7 @@ def test_a_final_result_causes_a_hint_if_the_code_has_not_requested_parameters(e
         assert run_python(code, environ).stderr == ""
 
 
-def test_an_invalid_metric_raises_and_uses_no_sequence_number(trial):
+def test_an_invalid_metric_raises_an_error_and_uses_no_sequence_number(trial):
     for bad in ({1, 2}, {"a": object()}, b"bytes"):
         with pytest.raises(MetricInvalid):
             nni.report_intermediate_result(bad)
@@ -288,7 +288,7 @@ def test_an_invalid_metric_raises_and_uses_no_sequence_number(trial):
     assert [r.sequence for r in records(trial)] == [0]
 
 
-def test_a_metric_over_the_size_limit_raises_and_is_not_written(trial):
+def test_a_metric_over_the_size_limit_raises_an_error_and_is_not_written(trial):
     nni.report_intermediate_result(1)
     with pytest.raises(MetricTooLong, match=r"^cannot report a metric of"):
         nni.report_intermediate_result(list(range(300_000)))
@@ -512,7 +512,7 @@ def test_the_function_merge_parameter_raises_value_error_and_type_error_as_in_nn
     assert issubclass(ParameterMistyped, TypeError)
 
 
-def test_a_script_for_nni_runs_after_only_its_import_line_is_changed(environ):
+def test_a_script_for_nni_runs_if_only_its_import_line_is_changed(environ):
     script = (
         "import argparse, logging\n"
         "import nni_sdk as nni\n"
@@ -588,7 +588,7 @@ def test_a_usable_result_causes_no_warning(environ, metric):
         ("{'acc': 0.9, 'ms': 2}", ""),
     ],
 )
-def test_a_final_result_without_a_number_for_each_objective_causes_a_warning(environ, metric, said):
+def test_a_final_result_causes_a_warning_unless_it_has_a_number_for_each_objective(environ, metric, said):
     code = ASKED + f"nni.report_intermediate_result({{'loss': 1}}); nni.report_final_result({metric})"
     result = run_python(code, environ | {"NNI_RESULT_METRICS": '["acc", "ms"]'})
     assert (result.returncode, result.stderr.count("cannot use the result")) == (0, bool(said))

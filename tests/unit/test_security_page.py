@@ -41,7 +41,7 @@ def test_every_promise_on_the_page_names_a_test(promise: str) -> None:
     assert names_beside(promise)
 
 
-def test_every_test_named_on_the_page_exists_exactly_once() -> None:
+def test_each_test_name_on_the_page_belongs_to_exactly_one_test() -> None:
     existing = existing_tests()
     for name in {name for promise in PROMISES for name in names_beside(promise)}:
         file, _, test = name.rpartition("::")

@@ -102,7 +102,7 @@ def test_the_local_folder_of_a_storage_is_derived_from_the_local_and_the_contain
     assert parent_shown_at(pai, Storage("s", "/mnt/s")) == Path(shown)
 
 
-def test_a_local_and_a_container_path_that_end_differently_are_refused(config):
+def test_a_local_path_and_a_container_path_are_refused_if_they_end_differently(config):
     pai = replace(config().cluster, storage=Path("/data"), mount="/mnt/s/a")
     with pytest.raises(UserError, match="both must end with a; write containerNFSMountPath: /mnt/s"):
         parent_shown_at(pai, Storage("s", "/mnt/s"))

@@ -89,7 +89,9 @@ def test_a_slurm_time_limit_is_converted_to_seconds_or_to_none(limit, seconds):
 @pytest.mark.parametrize(
     ("limit", "notice_s"), [(None, 60), ("4:00:00", 60), ("2", 30), ("1", 15), ("0:01", 1)]
 )
-def test_slurm_signals_a_job_a_minute_before_its_time_limit_or_later_if_the_limit_is_short(limit, notice_s):
+def test_the_slurm_signal_precedes_the_time_limit_by_a_minute_or_by_less_if_the_limit_is_short(
+    limit, notice_s
+):
     assert render.notice_s(limit) == notice_s
 
 

@@ -56,7 +56,7 @@ def test_squeue_rows_of_other_jobs_are_ignored_even_if_their_names_contain_line_
         "A_STATE_OF_LATER",
     ],
 )
-def test_a_job_in_a_state_that_is_unknown_or_not_terminal_has_not_ended(state):
+def test_a_job_has_not_ended_if_its_state_is_unknown_or_not_terminal(state):
     assert not row(state).has_ended
 
 
@@ -68,7 +68,7 @@ def test_only_a_pending_job_has_a_pending_reason():
     assert row("RUNNING", reason="Resources").pending_reason == ""
 
 
-def test_a_running_job_that_slurm_preempts_or_suspends_has_a_warning():
+def test_a_running_job_has_a_warning_if_slurm_preempts_or_suspends_it():
     assert row("RUNNING").warning == ""
     assert row("RUNNING", preempted="2026-11-27T22:20:17").is_preempted
     assert "preempts job 12" in row("RUNNING", preempted="2026-11-27T22:20:17").warning
@@ -88,14 +88,14 @@ def test_a_running_job_that_slurm_preempts_or_suspends_has_a_warning():
         ("CANCELLED by 1000", ExitReason.JOB_LOST, "CANCELLED by 1000, but not by this manager"),
     ],
 )
-def test_a_job_that_slurm_ended_has_no_exit_code_and_its_message_contains_the_state(state, reason, words):
+def test_a_job_has_a_message_with_the_state_and_no_exit_code_if_slurm_ended_the_job(state, reason, words):
     ended = end(state, "15")
     assert (ended.exit_code, ended.reason, ended.is_explained) == (None, reason, True)
     assert ended.message.startswith("Slurm reports job 12 (nni-EXPT-trial1): ")
     assert words in ended.message
 
 
-def test_a_job_that_ended_by_itself_has_its_exit_code_and_the_end_of_its_output():
+def test_a_job_has_its_exit_code_and_the_end_of_its_output_if_the_job_ended_by_itself():
     ended = end("FAILED", "26880", "NonZeroExitCode", log="trial-keeper: cannot find the mount")
     assert (ended.exit_code, ended.reason) == (105, ExitReason.KEEPER_LOST)
     assert ended.message == (
@@ -111,26 +111,26 @@ def test_the_exit_code_of_a_job_killed_by_a_signal_is_128_plus_the_signal_number
     assert "FAILED, signal 9" in ended.message
 
 
-def test_the_error_of_a_node_that_cannot_open_the_output_file_suggests_a_shared_folder():
+def test_the_error_suggests_a_shared_folder_if_a_node_cannot_open_the_output_file():
     ended = end("FAILED", "4021", "JobLaunchFailure")
     assert (ended.exit_code, ended.reason) == (None, ExitReason.COULD_NOT_START)
     assert "set experimentWorkingDirectory to a folder that the compute nodes share" in ended.message
 
 
-def test_the_message_of_a_job_that_ended_just_before_its_time_limit_mentions_the_limit():
+def test_the_message_mentions_the_time_limit_if_a_job_ended_just_before_the_limit():
     assert ", 12 s before its time limit; raise timeLimit" in end("FAILED", "36608", left="0:12").message
     assert "12 s before its time limit" in end("COMPLETED", left="0:12").message
     assert "time limit" not in end("FAILED", "256", left="1:00:00").message
 
 
 @pytest.mark.parametrize(("state", "code"), [("CANCELLED", None), ("FAILED", 9), ("COMPLETED", 0)])
-def test_the_message_of_a_job_that_was_stopped_on_request_mentions_the_request(state, code):
+def test_the_message_mentions_the_stop_request_if_a_job_was_stopped_on_request(state, code):
     ended = end(state, "2304" if state == "FAILED" else "0", was_stopped=True)
     assert (ended.exit_code, ended.message) == (code, "Slurm has ended job 12 (nni-EXPT-trial1) on request")
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
-def test_a_job_that_exits_during_the_grace_time_of_a_preemption_counts_as_preempted(state):
+def test_a_job_counts_as_preempted_if_it_exits_during_the_grace_time_of_a_preemption(state):
     ended = end(state, "36608", preempted="2026-11-27T22:20:17")
     assert (ended.exit_code, ended.reason) == (None, ExitReason.PREEMPTED)
     assert "in the grace time after it was preempted" in ended.message
@@ -207,7 +207,7 @@ def test_an_error_about_the_limit_of_submitted_jobs_is_retryable():
     assert isinstance(states.error_of("sbatch", FAILED + LIMIT), RetryableError)
 
 
-def test_the_jobs_that_scancel_could_not_signal_are_parsed_from_its_output():
+def test_jobs_that_could_not_be_signalled_are_parsed_from_the_output_of_scancel():
     printed = (
         "scancel: error: Kill job error on job id 5: Invalid job id specified\n"
         "scancel: error: Kill job error on job id 17: Job/step already completing or completed\n"

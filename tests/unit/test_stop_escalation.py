@@ -109,7 +109,7 @@ class SimulatedStops:
         return self.experiment.trials[trial_id].state
 
 
-def test_a_job_that_ignores_a_stop_request_is_killed_and_then_given_up() -> None:
+def test_a_job_is_killed_and_then_given_up_if_it_ignores_a_stop_request() -> None:
     search = SimulatedStops()
     search.stop()
     assert [effect.ends_job for _, effect in search.timed_effects if isinstance(effect, CancelTrial)] == [
@@ -125,7 +125,9 @@ def test_a_job_that_ignores_a_stop_request_is_killed_and_then_given_up() -> None
 
 
 @pytest.mark.parametrize("reason", [ExitReason.STOPPED_BY_USER, ExitReason.TIME_LIMIT])
-def test_a_stopped_trial_of_a_silent_keeper_ends_and_the_experiment_continues(reason: ExitReason) -> None:
+def test_a_stopped_trial_ends_and_the_experiment_continues_if_the_keeper_is_silent(
+    reason: ExitReason,
+) -> None:
     search = SimulatedStops()
     search.handle(TrialStopAsked("t0", reason, 1.0))
     search.pass_time(KILL_S)

@@ -36,7 +36,7 @@ def test_a_call_returns_the_result_or_raises_the_exception_of_the_function() -> 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_a_call_that_hangs_does_not_block_other_calls_and_is_reported(
+def test_a_hanging_call_is_reported_and_does_not_block_other_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = tmp_path / "pipe"

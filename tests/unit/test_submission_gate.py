@@ -73,7 +73,7 @@ def test_submissions_run_at_the_same_time_while_the_cluster_accepts_them():
     run(scenario)
 
 
-def test_submissions_with_a_rejected_login_run_one_at_a_time_until_the_login_is_accepted():
+def test_submissions_run_one_at_a_time_after_a_rejected_login_until_the_login_is_accepted():
     async def scenario():
         gate, cluster = SubmissionGate(), Cluster(0, Unauthenticated("log in again"))
         jobs = submissions(gate, cluster, 100)

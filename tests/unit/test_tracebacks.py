@@ -122,7 +122,7 @@ def test_the_exception_that_ended_a_program_is_found_in_its_stderr(tmp_path, nam
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python has no exception groups and no notes")
 @pytest.mark.parametrize("name", GROUPS)
-def test_the_exception_line_of_an_exception_group_names_the_group(tmp_path, name):
+def test_the_exception_line_of_an_exception_group_contains_the_name_of_the_group(tmp_path, name):
     program, line = GROUPS[name]
     assert exception_line(stderr_of(program, tmp_path)) == line
 

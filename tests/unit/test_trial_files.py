@@ -276,7 +276,7 @@ def test_a_poll_never_blocks_and_never_follows_links_out_of_the_workspace(
 
 
 @pytest.mark.any_machine
-def test_the_error_for_a_folder_that_the_manager_may_not_read_contains_the_path_of_the_folder(
+def test_the_error_contains_the_folder_path_if_the_manager_may_not_read_a_folder(
     tmp_path: Path, running_folder: AttemptFolder, open_way: None
 ) -> None:
     running_folder.path.chmod(0)
@@ -329,7 +329,7 @@ def test_the_newest_signed_attempt_of_each_task_is_found(tmp_path: Path) -> None
         ({"experiment_id": "another"}, "attempt.json names another attempt"),
     ],
 )
-def test_an_attempt_that_is_not_signed_by_a_keeper_of_the_job_is_reported(
+def test_an_attempt_is_reported_if_it_is_not_signed_by_a_keeper_of_the_job(
     tmp_path: Path, fields: dict[str, str], why: str
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -421,7 +421,7 @@ def test_an_unsigned_attempt_of_version_0_6_is_accepted_if_it_is_registered(tmp_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
-def test_a_stream_file_with_a_different_owner_than_its_folder_is_not_read(
+def test_a_stream_file_is_not_read_if_its_owner_differs_from_the_owner_of_its_folder(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
     end(running_folder, metrics=len(FRAME))

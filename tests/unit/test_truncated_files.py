@@ -156,7 +156,7 @@ def test_a_truncated_index_of_the_write_ahead_log_is_rebuilt(killed, part):
         assert reader.experiment().error == "299" * 2000
 
 
-def test_a_database_that_this_process_has_open_is_not_checked_for_truncation(killed, tmp_path):
+def test_a_database_is_not_checked_for_truncation_while_this_process_has_it_open(killed, tmp_path):
     databases = OpenDatabases()
     assert databases.add(killed) is None
     cut(killed, 0)

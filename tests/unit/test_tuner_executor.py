@@ -124,7 +124,7 @@ def generous_limit(monkeypatch):
     monkeypatch.setattr(algorithms_module, "_MOMENT_S", 0.2)
 
 
-def test_a_fast_tuner_that_does_not_learn_is_called_on_the_main_thread(tmp_path, generous_limit):
+def test_a_tuner_is_called_on_the_main_thread_if_it_is_fast_and_does_not_learn(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
@@ -141,7 +141,7 @@ def test_a_fast_tuner_that_does_not_learn_is_called_on_the_main_thread(tmp_path,
     assert "not this one" in failed.message
 
 
-def test_a_tuner_that_becomes_slow_is_called_on_the_tuner_thread_again(tmp_path, generous_limit):
+def test_calls_of_a_tuner_return_to_the_tuner_thread_when_the_tuner_becomes_slow(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
@@ -168,7 +168,7 @@ def test_a_tuner_is_never_called_on_two_threads_simultaneously(tmp_path, generou
     assert [each.parameters["x"] for each in posted] == [0, 1, 2, WAITS, 4]
 
 
-def test_a_tuner_that_learns_is_always_called_on_the_tuner_thread(tmp_path, generous_limit):
+def test_a_learning_tuner_is_always_called_on_the_tuner_thread(tmp_path, generous_limit):
     tuner = Noting(learns=True)
 
     async def scenario(algorithms):

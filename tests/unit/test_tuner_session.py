@@ -71,7 +71,7 @@ def test_a_tuner_receives_results_and_gets_its_metadata_back_unchanged(tuners):
 
 
 @pytest.mark.parametrize("answer", [None, Later.LATER])
-def test_the_tuner_session_passes_on_an_answer_that_contains_no_parameters(tuners, answer):
+def test_the_tuner_session_forwards_an_answer_that_contains_no_parameters(tuners, answer):
     session, (tuner,) = tuners
     tuner.answers = [answer]
     assert session.ask(0) is answer
@@ -114,7 +114,7 @@ def test_a_restarted_tuner_restores_its_trials_and_imports_trials_of_earlier_spa
     assert tuner.known[2:] == [(2, 0.2, '{"default": 0.2}')]
 
 
-def test_a_new_tuner_that_fails_to_import_results_is_closed_and_not_used(tuners, config):
+def test_a_new_tuner_is_closed_and_not_used_if_it_fails_to_import_results(tuners, config):
     session, made = tuners
     with pytest.raises(ValueError, match="cannot learn"):
         session.change_space(

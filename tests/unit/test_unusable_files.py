@@ -29,7 +29,7 @@ def a_socket(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [a_folder, a_pipe, a_device, a_socket])
-def test_a_folder_or_pipe_or_device_or_socket_in_place_of_a_file_is_refused(
+def test_a_path_is_refused_if_a_folder_or_pipe_or_device_or_socket_is_in_place_of_the_file(
     tmp_path, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "x.json"

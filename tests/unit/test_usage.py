@@ -85,7 +85,7 @@ def test_a_sparse_file_counts_only_its_allocated_blocks(tmp_path):
     assert size_on_disk(tmp_path) < 10**6
 
 
-def test_usage_sampling_takes_less_than_a_five_hundredth_of_a_core(tmp_path):
+def test_usage_sampling_takes_less_than_one_500th_of_a_core(tmp_path):
     sampler = UsageSampler(KEY, tmp_path, None)
     started_s = time.thread_time()
     sampler.sample()

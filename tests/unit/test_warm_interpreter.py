@@ -17,7 +17,7 @@ def test_an_open_dev_null_or_dev_urandom_is_not_reported():
 @pytest.mark.parametrize(
     "target", ["socket:[7]", "pipe:[7]", "anon_inode:[eventpoll]", "/data/log (deleted)"]
 )
-def test_an_open_socket_or_pipe_or_deleted_file_of_the_warm_interpreter_is_reported(target):
+def test_a_socket_or_pipe_or_deleted_file_is_reported_if_the_warm_interpreter_has_it_open(target):
     assert target in warm_interpreter._impurity_of(["/dev/urandom", target])
 
 

@@ -86,7 +86,7 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
 
 
 @pytest.mark.parametrize("text", ["", "..", "../x", "a/b", "a\nb", "a b", "a\0", "x" * 241, "ä"])
-def test_an_id_that_could_be_a_path_or_break_a_log_line_is_refused(text: str) -> None:
+def test_an_id_is_refused_if_it_could_be_a_path_or_break_a_log_line(text: str) -> None:
     valid = {"version": "0.6.0", "experiment_id": "exp", "job_id": "job", "task": "main-0"}
     for name in ("experiment_id", "job_id", "task"):
         request = pb.ConnectRequest(hello=pb.Hello(**valid | {name: text}))
@@ -226,7 +226,7 @@ def test_a_stop_request_whose_reason_is_not_a_stop_reason_is_invalid(reason: Exi
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../secret", "a/b", "/etc", "a\0", "a\n", "x" * 300])
-def test_an_attempt_key_that_is_not_a_valid_folder_name_is_invalid(name: str) -> None:
+def test_an_attempt_key_is_invalid_if_it_is_not_a_valid_folder_name(name: str) -> None:
     for key in (
         pb.AttemptKey(trial_id=name, attempt_id=attempt_id(0), task="main"),
         pb.AttemptKey(trial_id="abcde", attempt_id=attempt_id(0), task=name),
@@ -331,7 +331,7 @@ def test_a_version_of_the_maximum_length_is_valid() -> None:
 
 
 @given(st.data())
-def test_any_keeper_message_that_is_accepted_can_be_stored(data: st.DataObject) -> None:
+def test_every_accepted_keeper_message_can_be_stored(data: st.DataObject) -> None:
     content = filled(pb.ConnectRequest(), data).SerializeToString()
     with contextlib.suppress(MessageInvalid):
         messages = keeper_messages_from_bytes(content)

@@ -112,7 +112,7 @@ def test_a_path_that_contains_a_symbolic_link_to_a_folder_is_refused(root) -> No
         read(root)
 
 
-def test_a_file_on_which_its_owner_holds_a_kernel_lease_is_refused_at_once(root, monkeypatch) -> None:
+def test_a_file_is_refused_at_once_if_its_owner_holds_a_kernel_lease_on_it(root, monkeypatch) -> None:
     """Without O_NONBLOCK, `open` waits until the lease ends: 45 s, and longer if the owner takes a new lease."""
     previous = signal.signal(signal.SIGIO, signal.SIG_IGN)
     with file_in(root).open("r+b") as leased:
@@ -128,7 +128,7 @@ def test_a_file_on_which_its_owner_holds_a_kernel_lease_is_refused_at_once(root,
 
 
 @as_root
-def test_a_file_with_a_different_owner_than_its_attempt_is_refused(root) -> None:
+def test_a_file_is_refused_if_its_owner_differs_from_the_owner_of_its_attempt(root) -> None:
     os.chown(file_in(root), NOBODY, NOBODY)
     with pytest.raises(UnsafePath, match=f"its owner is user {NOBODY}, but its attempt's is user 0"):
         read(root)
@@ -159,7 +159,7 @@ def test_a_file_that_other_users_can_only_read_is_accepted(root, mode: int) -> N
 
 @pytest.mark.parametrize("folder", ["attempts/A/.nni", "attempts/A"])
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
-def test_a_folder_where_other_users_can_replace_the_file_is_refused(root, folder: str, mode: int) -> None:
+def test_a_folder_is_refused_if_other_users_can_replace_the_file_in_it(root, folder: str, mode: int) -> None:
     (root / folder).chmod(mode)
     with pytest.raises(OthersMayWrite, match=r"can write to this folder .*chmod go-w"):
         read(root)
@@ -167,7 +167,7 @@ def test_a_folder_where_other_users_can_replace_the_file_is_refused(root, folder
     assert read(root) == CONTENT, "in a sticky folder they cannot"
 
 
-def test_a_log_that_a_trial_has_made_world_writable_is_read(root) -> None:
+def test_a_log_is_read_even_if_a_trial_has_made_it_world_writable(root) -> None:
     file_in(root).chmod(0o666)
     file_in(root).parent.chmod(0o777)
     log = open_beneath(root, file_in(root), owned_as=root / "attempts" / "A", may_be_shared=True)

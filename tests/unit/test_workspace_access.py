@@ -82,7 +82,7 @@ def test_a_signed_attempt_that_is_writable_by_other_users_is_ignored_and_reporte
     assert "run `chmod go-w` on it; check who may write to the shared storage" in rejected
 
 
-def test_output_that_a_trial_has_made_world_writable_is_collected(workspace) -> None:
+def test_output_is_collected_even_if_a_trial_has_made_it_world_writable(workspace) -> None:
     folder = claimed(workspace)
     folder.output.chmod(0o777)
     folder.stream(Stream.STDOUT).write_bytes(b"a line")
@@ -109,7 +109,7 @@ TRAPS = [a_pipe, a_link_to_zeros, a_sparse_file]
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_a_keeper_starts_despite_a_later_attempt_with_an_unreadable_document(workspace, trap) -> None:
+def test_a_keeper_starts_even_if_a_later_attempt_has_an_unreadable_document(workspace, trap) -> None:
     later = workspace.trial("trial1").attempts / "7ZZZZZZZZZZZZZZZZZZZZZZZZZ" / "main-0"
     later.mkdir(parents=True)
     trap(later / "attempt.json")
