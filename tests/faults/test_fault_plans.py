@@ -198,7 +198,7 @@ def a_ledger(tmp_path, *lines):
     ("stored", "lost", "doubled", "is_in_order"),
     [
         (["0", "1"], 0, 0, True),
-        (["0", "1", "3"], 0, 0, True),  # the trial was killed during the report of 3, which may be stored
+        (["0", "1", "3"], 0, 0, True),  # the trial was killed while it reported 3, so 3 is stored or not
         (["0"], 1, 0, True),
         (["0", "0", "1"], 0, 1, True),
         (["0", "1", "3", "3"], 0, 1, True),

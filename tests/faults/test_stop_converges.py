@@ -278,7 +278,7 @@ def test_a_hanging_keeper_is_killed_with_all_its_processes(a_real_experiment, tm
     assert not psutil.pid_exists(forgetful) or psutil.Process(forgetful).status() == psutil.STATUS_ZOMBIE
 
 
-def test_the_manager_reports_a_job_with_a_removal_command_if_it_cannot_end_the_job(
+def test_the_manager_reports_a_job_and_a_command_to_remove_it_if_it_cannot_end_the_job(
     a_real_experiment, tmp_path, monkeypatch
 ):
     """The training service cannot end any job, like that of an unreachable cluster."""

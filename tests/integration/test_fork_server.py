@@ -59,10 +59,8 @@ def fork_servers(of):
     """The fork servers among the children of a process."""
     found = []
     for each in psutil.Process(of).children():
-        with contextlib.suppress(
-            psutil.NoSuchProcess
-        ):  # A process of another test may end now, or be a zombie.
-            # The kernel shows an empty command line for a moment after Popen returns.
+        with contextlib.suppress(psutil.NoSuchProcess):  # processes of other tests, which have just ended
+            # After Popen has returned, the command line of a process is empty for a moment.
             wait_until(each.cmdline, "the process has a command line")
             found += [each] if FORK_SERVER in each.cmdline() else []
     return found

@@ -153,7 +153,7 @@ def test_a_forked_child_ends_together_with_its_supervisor_if_the_child_has_not_c
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         parent.wait(DEADLINE_S)
-        # In the case `before`, the child calls end_with() only now, after the end of its parent.
+        # In the case `before`, the parent has ended before the child calls end_with(). The child calls it now.
         if when == "before":
             parent.stdin.write("\n")
             parent.stdin.flush()

@@ -682,7 +682,7 @@ def test_preloaded_numpy_and_scikit_learn_compute_the_same_results(warm_of, site
 # ---- a trial while it runs
 
 
-def test_a_warm_trial_leads_its_session_and_is_a_child_of_the_keeper(warm, site):
+def test_a_warm_trial_is_a_session_leader_and_a_child_of_the_keeper(warm, site):
     site.write("import os, sys\nos.mkfifo('gate')\nopen('gate').read()")
     pid = warm.start(site.warm_start())
     wait_until((site.folder / "gate").exists, "the script runs")

@@ -32,7 +32,7 @@ def a_replication() -> Callable[..., Replication]:
     return make
 
 
-def test_the_send_window_of_metrics_is_at_least_the_longest_record() -> None:
+def test_the_send_window_for_metrics_is_large_enough_for_the_longest_record() -> None:
     assert module.METRICS_WINDOW_BYTES >= MAX_FRAME_BYTES
 
 
