@@ -4,6 +4,7 @@ a time.
 The problems are those of `tuner_problems` that were not used to choose the rules of `Auto`. All seeds of a slow peer take hours.
 So each finished search of a peer is stored as a line of RESULTS. It is repeated only after the line was deleted or the peer was
 upgraded, and an interrupted run can be continued. RESULTS is a file of the repository, so these hours are spent once.
+A change of a problem or of TRIALS makes all lines invalid: delete them. CPU times are those of the machine that ran the search.
 """
 
 import argparse
@@ -78,7 +79,7 @@ def searched(name: str, problem: str, seed: int) -> Run:
 
 
 def known() -> dict[Key, Run]:
-    """The searches in RESULTS, without those of versions that are no longer installed."""
+    """The searches in RESULTS. For an installed peer, only the searches of the installed version."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     entries = [json.loads(line) for line in lines]
     versions = {peer: version_of(peer) for peer in PEERS if is_installed(peer)}
@@ -96,16 +97,15 @@ def complete(tuners: Sequence[str], seeds: int, processes: int) -> tuple[dict[Ke
     """
     found = known()
     missing = [
-        key for key in product(range(seeds), tuners, HELD_OUT) if (key[1], key[2], key[0]) not in found
+        (tuner, problem, seed)
+        for seed, tuner, problem in product(range(seeds), tuners, HELD_OUT)
+        if (tuner, problem, seed) not in found
     ]
     failures = []
     for name in HELD_OUT:
         problem_of(name)  # the data is loaded before the fork, so that all processes share it
     with ProcessPoolExecutor(processes) as pool, RESULTS.open("a") as file:
-        key_of = {
-            pool.submit(searched, tuner, problem, seed): (tuner, problem, seed)
-            for seed, tuner, problem in missing
-        }
+        key_of = {pool.submit(searched, *key): key for key in missing}
         for future in as_completed(key_of):
             tuner, problem, seed = key_of[future]
             try:

@@ -433,9 +433,7 @@ def test_a_request_that_the_shutdown_cancels_is_not_logged_as_a_failure(server, 
 
 
 @pytest.mark.parametrize("call", [ManagerClient.summary, lambda client: client.get("/trials")])
-def test_a_manager_on_the_port_of_an_exited_manager_does_not_refuse_clients_of_the_exited_manager(
-    tmp_path, call
-):
+def test_a_client_reports_another_manager_if_that_manager_has_taken_the_port_of_an_exited_one(tmp_path, call):
     with served_view(made_experiment(tmp_path, 1).folder) as view:
         exited = ManagerProcess(1, "127.0.0.1", view.port, "0.7.0", TOKEN)
         with pytest.raises(ManagerUnresponsive, match="another manager answers there; wait and try again"):

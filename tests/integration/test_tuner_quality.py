@@ -119,10 +119,8 @@ def test_a_peer_comparison_uses_stored_searches_of_the_installed_version_and_rep
     beside, capsys, monkeypatch, version, used
 ):
     problem = beside.HELD_OUT[0]
-    stored = {"tuner": "Nevergrad", "version": version, "problem": problem, "seed": 0} | {
-        "error": 0.5,
-        "cpu_ms": 7,
-    }
+    key = {"tuner": "Nevergrad", "version": version, "problem": problem, "seed": 0}
+    stored = key | {"error": 0.5, "cpu_ms": 7}
     beside.RESULTS.write_text(json.dumps(stored) + "\n")
     monkeypatch.setattr(sys, "argv", ["peer_quality", "nevergrad", "ax", "--seeds", "2"])
     assert beside.main() == 1
