@@ -1,5 +1,8 @@
 """The files of an experiment on its machines, which are real SSH servers."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from real_experiment import wait_until
 from ssh_machines import ssh_machines_here
@@ -53,3 +56,26 @@ def test_the_files_of_a_moved_trial_are_sent_although_its_previous_machine_is_un
     assert has(site, "two", name)
     site.machines["one"].start()
     wait_until(lambda: has(site, "one", name), "the earlier machine gets the file as well")
+
+
+def _opened_for_writing(pipe):
+    """A descriptor of a named pipe, or None while no process reads from the pipe."""
+    try:
+        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+
+
+def test_a_storage_error_is_raised_if_the_connection_is_lost_while_a_file_is_sent(site, pool):
+    path = pool.workspace.trial("trial1").trial_json
+    os.mkfifo(path)  # a file whose content takes as long to read as the test needs
+    pool.note_trial("trial1", key(site, "one"))
+    with ThreadPoolExecutor(1) as other_thread:
+        sent = other_thread.submit(RemoteShare(pool).send, path)
+        descriptor = wait_until(lambda: _opened_for_writing(path), "the client reads the file")
+        site.machines["one"].stop()
+        wait_until(lambda: pool.clients[key(site, "one")].problem, "the machine is away")
+        os.write(descriptor, b"{}")
+        os.close(descriptor)
+        with pytest.raises(StorageUnavailable, match=r"cannot reach .*127\.0\.0\.1"):
+            sent.result()

@@ -60,7 +60,6 @@ class MachineClient:
         self._parts = itertools.count()
         self._tunnel: tuple[str, int] | None = None
         """Where keepers' connections lead."""
-        self._is_tunnelled = False
         self._socket = ""
         """The end of the tunnel on the machine; always the same."""
 
@@ -83,7 +82,7 @@ class MachineClient:
                         f"cannot reach {self.machine.address} over SSH: the connection was lost; trying again"
                     )
                 finally:
-                    self._connection, self._is_tunnelled = None, False
+                    self._connection = None
                     await connection.close()
             except NniManagerError as error:
                 self._note_problem(str(error))
@@ -108,7 +107,7 @@ class MachineClient:
         answer = await connection.request("open", **whose, is_manager=self._on_up is not None)
         self.root = answer.header["root"]
         self._connection = connection
-        await self._open_tunnel()
+        await self._open_tunnel(connection)
         while self._unsent:
             path = next(iter(self._unsent))
             await self._send_now(path, is_fixed=self._unsent[path])
@@ -128,11 +127,15 @@ class MachineClient:
     async def request(self, name: str, body: bytes = b"", **arguments: Any) -> frames.Frame:
         """The answer to a request; see `Connection.request`."""
         await self.was_tried()
+        return await self._current().request(name, body, **arguments)
+
+    def _current(self) -> Connection:
+        """The present connection. While a coroutine waits, it may be replaced: a file is sent over a single one."""
         if self._connection is None:
             raise MachineAway(
                 self.problem or f"cannot reach {self.machine.address}: it has not answered yet; wait"
             )
-        return await self._connection.request(name, body, **arguments)
+        return self._connection
 
     # ---- files
 
@@ -156,54 +159,49 @@ class MachineClient:
                 logger.warning("%s; sending it again after the next connection", error)
 
     async def _send_now(self, path: Path, *, is_fixed: bool) -> None:
-        if self._connection is None:
-            raise MachineAway(
-                self.problem or f"cannot reach {self.machine.address}: it has not answered yet; wait"
-            )
-        request, name = self._connection.request, path.relative_to(self._workspace.root).as_posix()
+        connection, name = self._current(), path.relative_to(self._workspace.root).as_posix()
         if path.is_dir():
-            await request("mkdir", path=name)
+            await connection.request("mkdir", path=name)
             return
         if path == self._workspace.manager_json:
-            await self._put(name, await self._manager_json())
+            await self._put(connection, name, await self._manager_json(connection))
             return
         content = await asyncio.to_thread(path.read_bytes)
         digest = hashlib.sha256(content).hexdigest() if is_fixed else ""
-        if not is_fixed or not (await request("has_code", path=name, digest=digest)).header["has"]:
-            await self._put(name, content, digest)
+        if not is_fixed or not (await connection.request("has_code", path=name, digest=digest)).header["has"]:
+            await self._put(connection, name, content, digest)
 
-    async def _put(self, name: str, content: bytes, digest: str = "") -> None:
-        assert self._connection is not None
+    async def _put(self, connection: Connection, name: str, content: bytes, digest: str = "") -> None:
         part = f"new-{next(self._parts)}"
         for offset in range(0, max(len(content), 1), frames.MAX_BODY_BYTES):
             piece = content[offset : offset + frames.MAX_BODY_BYTES]
             is_last = offset + len(piece) == len(content)
             where = {"path": name, "offset": offset, "part": part, "is_last": is_last, "digest": digest}
-            await self._connection.request("put", piece, **where)
+            await connection.request("put", piece, **where)
 
     # ---- the way of keepers to the manager
 
-    async def _manager_json(self) -> bytes:
+    async def _manager_json(self, connection: Connection) -> bytes:
         """The document with the addresses for this machine: the manager's own if it is reachable, and the tunnel's."""
         document = ManagerDocument.from_bytes(self._workspace.manager_json.read_bytes())
         self._tunnel = _address_here(document.addresses[0])
-        await self._open_tunnel()
+        await self._open_tunnel(connection)
         reachable = []
         for address in document.addresses:
             host, port = host_and_port(address)
-            if not _is_loopback(host):  # which would be another machine's
-                assert self._connection is not None
-                if (await self._connection.request("probe", host=host, port=port)).header["is_reachable"]:
-                    reachable.append(address)
+            if _is_loopback(host):  # which would be another machine's
+                continue
+            if (await connection.request("probe", host=host, port=port)).header["is_reachable"]:
+                reachable.append(address)
         return replace(document, addresses=(*reachable, f"{UNIX}{self._socket}")).to_bytes()
 
-    async def _open_tunnel(self) -> None:
-        if self._tunnel is None or self._connection is None or self._is_tunnelled:
+    async def _open_tunnel(self, connection: Connection) -> None:
+        if self._tunnel is None or connection.is_tunnelled:
             return
-        self._is_tunnelled = True  # from now on, so that no other call opens it too
-        path = self._socket = (await self._connection.request("free_socket")).header["path"]
+        connection.is_tunnelled = True  # from now on, so that no other call opens it too
+        path = self._socket = (await connection.request("free_socket")).header["path"]
         try:
-            await self._connection.ssh.forward_remote_path_to_port(path, *self._tunnel)
+            await connection.ssh.forward_remote_path_to_port(path, *self._tunnel)
         except (asyncssh.ChannelListenError, asyncssh.Error, OSError) as error:
             logger.warning(
                 "cannot forward %s on %s to the manager: %s; allow it with AllowStreamLocalForwarding in sshd_config, "

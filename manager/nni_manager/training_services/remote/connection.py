@@ -64,6 +64,8 @@ class Connection:
         self._writing = asyncio.Lock()
         self.lost = asyncio.Event()
         """Set at the end of the connection."""
+        self.is_tunnelled = False
+        """True if the machine forwards keepers' connections over this one."""
 
     async def start(self) -> None:
         """Start the program on the machine, and check its version.
