@@ -52,7 +52,7 @@ MERMAID := mermaid@12.3.0
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo docs quick test e2e test-bare test-images test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions quality-peers images keeper-bundle lock
+.PHONY: help demo docs quick test e2e smoke test-bare test-images test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions quality-peers images keeper-bundle lock
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,7 +77,10 @@ test: .venv/.installed-test ## the tests of single parts, and of parts together;
 
 e2e: .venv/.installed-test ## whole experiments as users run them, also under faults: nnictl, the page in Chromium, images in podman, and real packages of others
 	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else \
-	  $(MAKE) test-images || true; pytest -n 8 --dist loadscope --durations 40 tests/e2e tests/faults; fi
+	  $(MAKE) test-images || true; pytest -n 8 --dist loadscope --durations 40 $(MARKED) tests/e2e tests/faults; fi
+
+smoke: MARKED = -m smoke
+smoke: e2e ## make e2e in short, for CI: the tests of the main path of each feature, which are marked smoke
 
 # A test that builds an image takes longer than its timeout on a busy machine. Where a build fails, the tests that need it report why.
 test-images: .venv/.installed-test ## build the images that tests run in podman

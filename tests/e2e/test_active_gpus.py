@@ -97,6 +97,7 @@ def machine(tmp_path, request):
 
 
 @pytest.mark.parametrize("machine", [NVIDIA, AMD], indirect=True)
+@pytest.mark.smoke
 def test_a_trial_starts_on_an_idle_gpu_rather_than_on_a_gpu_in_use(machine):
     machine.computing.write_text("1 0")
     assert machine.create() == ""

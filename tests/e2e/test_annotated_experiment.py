@@ -92,6 +92,7 @@ def run(place):
     return run_command
 
 
+@pytest.mark.smoke
 def test_trials_run_a_copy_of_annotated_code_and_the_original_is_unchanged(place, run):
     alone = run("-m", "package.train", program=sys.executable)
     assert (alone.stdout, alone.stderr) == ("ran with 8 0.5\n", "")
@@ -158,6 +159,7 @@ def test_a_resumed_experiment_ignores_later_changes_of_the_annotated_code(place,
     assert run("trial", "codegen", name, "-T", last["id"]).stdout.startswith("# ---- package/net.py\n'''@nni")
 
 
+@pytest.mark.smoke
 def test_nnictl_create_reports_an_invalid_annotation_with_file_and_line(place, run):
     (place / "package" / "net.py").write_text(NET.replace("name=width", "name=widht"))
     (place / "package" / "train.py").write_text(TRAIN.replace("@nni.get_next", "@nni.get_nxt"))

@@ -6,7 +6,11 @@ import os
 import subprocess
 import venv
 
+import pytest
+
 from trial_keeper.wire.messages import Stream
+
+pytestmark = pytest.mark.smoke
 
 TRAIN = """
 import sys

@@ -81,6 +81,7 @@ def test_pytest_skips_tests_of_a_job_kind_without_a_controller_and_gives_a_reaso
     server.kill()
 
 
+@pytest.mark.smoke
 def test_pytest_runs_tests_marked_any_cluster_on_the_cluster_of_the_kubeconfig(server, tmp_path):
     done = run_on_named_cluster(tmp_path, SOME)
     assert "2 passed" in done.stdout

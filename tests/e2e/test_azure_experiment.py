@@ -25,6 +25,8 @@ from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.workspace import Workspace
 
+pytestmark = pytest.mark.smoke
+
 TRAIN = """\
 import nni_sdk
 for step in range(500):

@@ -18,7 +18,7 @@ from trial_keeper.wire.documents import ManagerDocument
 from trial_keeper.wire.messages import Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
-pytestmark = [pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.smoke, pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(1000)]
 MOUNT = "/mnt/confignfs-data"
 NOBODY = 65534
 # This script reports a result in the format of nni_sdk. It is written in bash, because one of the images has no Python.

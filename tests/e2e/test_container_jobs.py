@@ -109,6 +109,7 @@ def by_number(engine):
     return {trial.sequence_id: trial for trial in engine.experiment.trials.values()}
 
 
+@pytest.mark.smoke
 def test_every_metric_of_trials_in_containers_is_stored_even_if_the_trials_fail_or_are_killed(
     a_real_experiment, cluster
 ):

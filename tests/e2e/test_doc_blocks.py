@@ -30,6 +30,8 @@ from nni_manager.config.prior_results import read_results
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.search_space import parse_search_space
 
+pytestmark = pytest.mark.smoke
+
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n\n?)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S

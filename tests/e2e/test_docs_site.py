@@ -49,6 +49,7 @@ def build(tmp_path):
     return run
 
 
+@pytest.mark.smoke
 def test_the_site_has_a_menu_a_search_index_and_diagrams(build):
     code, errors, site = build(TUNERS)
     assert (code, errors) == (0, "")

@@ -12,6 +12,8 @@ from pythons import python_with
 
 from nni_sdk.records import decode
 
+pytestmark = pytest.mark.smoke
+
 ROOT = Path(__file__).parents[2]
 AT_EXIT = """
 import nni_sdk

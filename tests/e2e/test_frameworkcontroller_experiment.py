@@ -39,6 +39,7 @@ def place(tmp_path):
 
 
 @pytest.mark.any_cluster
+@pytest.mark.smoke
 def test_an_experiment_runs_one_framework_per_trial_and_deletes_all_its_objects(place):
     done = place.create("--foreground")
     assert done.returncode == 0, done.stderr
@@ -84,6 +85,7 @@ def test_a_reused_job_runs_the_command_of_each_role_for_every_trial(place):
         assert "this login may not list and watch events in namespace default: " in done.stderr
 
 
+@pytest.mark.smoke
 def test_nnictl_create_reports_all_missing_permissions_and_objects(place):
     place.config["frameworkcontrollerConfig"] |= {"serviceAccountName": "nobody", "namespace": "default"}
     place.config["frameworkcontrollerConfig"]["pvc"] = {"path": str(place.storage), "name": "other"}

@@ -15,7 +15,7 @@ from served_hub import served_hub
 from nni_manager.hub import api as hub_api
 from nni_manager.store.folders import Registry
 
-pytestmark = [pytest.mark.any_machine, needs_chromium]
+pytestmark = [pytest.mark.smoke, pytest.mark.any_machine, needs_chromium]
 
 # The page waits until a request has settled before it sends the next request. After the last request, the page sets its title.
 PAGE = """<!doctype html><meta charset="utf-8"><iframe name="target"></iframe><script>

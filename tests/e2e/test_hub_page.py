@@ -158,6 +158,7 @@ def test_the_experiment_lists_of_the_hub_and_of_a_manager_fit_on_a_narrow_screen
                 assert person.faults_for_assistive_technology() == []
 
 
+@pytest.mark.smoke
 def test_an_experiment_is_started_and_stopped_on_the_page_of_all_experiments(browser, place):
     link = served(place)["links"][0]
     with visit(browser, link) as person:

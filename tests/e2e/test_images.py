@@ -18,7 +18,7 @@ from trial_keeper import __version__
 from trial_keeper.wire.messages import Stream, TrialEnded, TrialStarted
 from trial_keeper.wire.reasons import ExitReason
 
-pytestmark = [pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.smoke, pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(1000)]
 
 MOUNT = "/mnt/confignfs-data"
 NOBODY = 65534

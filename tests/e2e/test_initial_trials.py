@@ -26,6 +26,7 @@ def state_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
+@pytest.mark.smoke
 def test_initial_trials_start_first_and_count_towards_the_trial_limit(a_real_experiment):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=4, initialTrials=INITIAL)
     experiment.start()
@@ -42,6 +43,7 @@ def test_initial_trials_start_first_and_count_towards_the_trial_limit(a_real_exp
     assert len(experiment.get("/trials")) == 4
 
 
+@pytest.mark.smoke
 def test_nnictl_and_the_python_api_add_trials_to_an_experiment(a_real_experiment, tmp_path, capsys):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=1)
     Registry.of_user().add(experiment.folder)

@@ -94,6 +94,7 @@ def run(*command, **options):
     return done.stdout
 
 
+@pytest.mark.smoke
 def test_the_statement_import_nni_works_without_the_real_nni_package(python, tmp_path):
     code = "import nni, nni.experiment, nni_sdk; print(nni is nni_sdk, nni.experiment.Experiment.__module__)"
     assert run(python, "-c", code, cwd=tmp_path) == "True nni_manager.experiment.experiment\n"
@@ -101,6 +102,7 @@ def test_the_statement_import_nni_works_without_the_real_nni_package(python, tmp
     assert "site-packages" in run(python, "-c", code, cwd=tmp_path)
 
 
+@pytest.mark.smoke
 def test_the_quickstart_of_nni_runs_unchanged(python, tmp_path):
     (tmp_path / "main.py").write_text(QUICKSTART)
     (tmp_path / "model.py").write_text(MODEL)
@@ -135,6 +137,7 @@ def test_two_builds_of_the_same_source_give_the_same_wheel(python, tmp_path):
     assert sha256((tmp_path / first.name).read_bytes()).digest() == sha256(first.read_bytes()).digest()
 
 
+@pytest.mark.smoke
 def test_the_package_description_has_no_links_to_files_of_the_repository(python):
     (metadata,) = site_packages(python).glob("trial_keeper-*.dist-info/METADATA")
     found = message_from_string(metadata.read_text())
@@ -162,6 +165,7 @@ def test_the_source_distribution_is_complete(tmp_path):
     } == set()
 
 
+@pytest.mark.smoke
 def test_the_package_contains_every_module(python):
     installed = site_packages(python)
     for source in (REPOSITORY / "nni_sdk", REPOSITORY / "trial_keeper", REPOSITORY / "manager/nni_manager"):
@@ -169,6 +173,7 @@ def test_the_package_contains_every_module(python):
         assert {path for path in modules if not (installed / path).exists()} == set()
 
 
+@pytest.mark.smoke
 def test_the_documentation_is_part_of_the_package(python, tmp_path):
     pages = run(python.with_name("nnictl"), "help", cwd=tmp_path).splitlines()[3:]
     assert {line.split("\t")[0] for line in pages} == {
@@ -178,6 +183,7 @@ def test_the_documentation_is_part_of_the_package(python, tmp_path):
     assert shown.strip() == (REPOSITORY / "docs/tuners.md").read_text().strip()
 
 
+@pytest.mark.smoke
 def test_nnictl_names_the_package_to_install_if_the_manager_extra_is_missing(python):
     """`pip install trial-keeper` installs the commands of the manager without their dependencies."""
     others = site_packages(python) / "dependencies.pth"
@@ -205,6 +211,7 @@ def test_nnictl_names_the_package_to_install_if_the_manager_extra_is_missing(pyt
         others.write_text(kept)
 
 
+@pytest.mark.smoke
 def test_pip_uninstall_leaves_no_files(python, tmp_path):
     copied = tmp_path / "venv"
     shutil.copytree(python.parents[1], copied, symlinks=True)

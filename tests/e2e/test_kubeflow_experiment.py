@@ -109,6 +109,7 @@ def test_a_tfjob_ends_when_its_workers_end_although_the_parameter_server_still_r
 
 
 @pytest.mark.any_cluster
+@pytest.mark.smoke
 def test_a_reused_pytorchjob_runs_the_command_of_each_role_for_every_trial(place):
     pytorch_jobs = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
     place.config["trialConcurrency"] = 1
@@ -124,6 +125,7 @@ def test_a_reused_pytorchjob_runs_the_command_of_each_role_for_every_trial(place
 
 
 @pytest.mark.any_cluster
+@pytest.mark.smoke
 def test_a_trainjob_runs_a_keeper_in_each_node_of_the_training_runtime(place):
     train_jobs = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
     worker = {"command": "python3 train.py node PET_NNODES"}

@@ -37,6 +37,7 @@ def podman(podman):
 
 @pytest.mark.containers
 @pytest.mark.timeout(1000)
+@pytest.mark.smoke
 def test_an_experiment_runs_in_podman_containers_created_from_its_pods(podman, tmp_path):
     with our_cluster(tmp_path, functools.partial(ContainerPod, podman)) as ours:
         image = podman.image("keeper")

@@ -78,6 +78,7 @@ def unknown_fields(model, value, at):
 @pytest.mark.parametrize(
     "found", DOCUMENTS, ids=[f"{each['kind']}-{each['metadata']['name']}" for each in DOCUMENTS]
 )
+@pytest.mark.smoke
 def test_each_manifest_has_all_required_fields_of_its_kind_and_no_unknown_fields(found):
     assert unknown_fields(MODELS[found["kind"]], found, found["kind"]) == []
     read = kubernetes.client.ApiClient().deserialize(
@@ -86,6 +87,7 @@ def test_each_manifest_has_all_required_fields_of_its_kind_and_no_unknown_fields
     assert kubernetes.client.ApiClient().sanitize_for_serialization(read) == found
 
 
+@pytest.mark.smoke
 def test_a_manifest_refers_only_to_object_names_that_exist():
     pod = document("Deployment")["spec"]["template"]
     assert pod["spec"]["serviceAccountName"] == document("ServiceAccount")["metadata"]["name"]
@@ -104,6 +106,7 @@ def test_a_manifest_refers_only_to_object_names_that_exist():
 
 
 @pytest.mark.any_cluster
+@pytest.mark.smoke
 def test_kubectl_applies_the_manifests(tmp_path):
     """On a cluster that TEST_KUBECONFIG names, a dry run applies all checks of the server, and creates nothing."""
     if shutil.which("kubectl") is None:
@@ -196,6 +199,7 @@ def runs_to_the_end(place):
     return workspace
 
 
+@pytest.mark.smoke
 def test_an_experiment_on_frameworkcontroller_needs_only_the_rights_of_the_role(place):
     place.config["trainingServicePlatform"] = "frameworkcontroller"
     place.config["trial"]["taskRoles"] = [worker_role("python3 train.py", place.around.image)]

@@ -70,6 +70,7 @@ def of(image, *lines, **top):
     return text_of(job).encode()
 
 
+@pytest.mark.smoke
 def test_a_task_runs_in_its_image_with_its_variables_and_storages(play, tmp_path):
     (tmp_path / "share").mkdir()
     (tmp_path / "share/hello").write_text("from the storage\n")
@@ -124,6 +125,7 @@ def test_a_task_runs_as_the_user_of_its_image(play, podman, tmp_path):
     play(scenario)
 
 
+@pytest.mark.smoke
 def test_a_stopped_container_exits_within_its_grace_period_and_leaves_no_process(play, tmp_path):
     async def scenario(cluster, image):
         script = [

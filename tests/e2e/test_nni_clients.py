@@ -90,7 +90,7 @@ def an_experiment_in(schema, folder):
     return experiment
 
 
-@pytest.mark.parametrize("schema", ["v1", "v2"])
+@pytest.mark.parametrize("schema", ["v1", pytest.param("v2", marks=pytest.mark.smoke)])
 def test_the_python_client_of_nni_can_query_and_change_and_stop_an_experiment(client, schema, tmp_path):
     experiment = an_experiment_in(schema, tmp_path / "experiment")
     experiment.create()
@@ -220,7 +220,9 @@ def both(ended, client, tmp_path):
     return of_nni, ours
 
 
-@pytest.mark.parametrize(("head", "tail"), [(0, 0), (2, 0), (0, 2), (9, 0)])
+@pytest.mark.parametrize(
+    ("head", "tail"), [(0, 0), pytest.param(2, 0, marks=pytest.mark.smoke), (0, 2), (9, 0)]
+)
 def test_nnictl_trial_ls_prints_the_same_json_as_the_nnictl_of_nni(both, head, tail):
     of_nni, ours = both
     limit = [f"--head={head}"] if head else [f"--tail={tail}"] if tail else []
@@ -229,7 +231,7 @@ def test_nnictl_trial_ls_prints_the_same_json_as_the_nnictl_of_nni(both, head, t
     assert ours("trial", "ls", "--nni-json", *limit).strip() == expected.strip()
 
 
-@pytest.mark.parametrize("has_intermediates", [False, True])
+@pytest.mark.parametrize("has_intermediates", [False, pytest.param(True, marks=pytest.mark.smoke)])
 def test_nnictl_experiment_export_writes_the_same_csv_as_the_nnictl_of_nni(both, has_intermediates, tmp_path):
     of_nni, ours = both
     of_nni(tmp_path / "theirs.csv", int(has_intermediates))

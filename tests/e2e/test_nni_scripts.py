@@ -10,6 +10,8 @@ from real_nni import python_with_nni
 
 from nni_manager.cli.log_commands import PRINTED_BY_NNI
 
+pytestmark = pytest.mark.smoke
+
 # The script resembles NNI's examples: the tuner overrides argparse defaults, and the metrics are a dict, numpy scalars and a NaN.
 STOCK_SCRIPT = """
 import argparse

@@ -136,6 +136,7 @@ def registered(place):
     return sorted(path.stem for path in (place.parent / "state").rglob("*.json"))
 
 
+@pytest.mark.smoke
 def test_an_experiment_in_the_background_can_be_listed_followed_and_stopped(place, nnictl, started):
     name = created(place, nnictl)
     (listed,) = json.loads(nnictl("experiment", "list", "--json").stdout)
@@ -197,6 +198,7 @@ def test_a_json_log_of_a_manager_has_one_object_per_line(place, nnictl):
     assert f"experiment {name}: the manager exits" in [each["message"] for each in found]
 
 
+@pytest.mark.smoke
 def test_the_python_module_nni_manager_cli_behaves_as_nnictl():
     asked = [sys.executable, "-m", "nni_manager.cli", "--version"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
@@ -305,6 +307,7 @@ def test_nnictl_stop_ends_the_trials_of_a_suspended_manager(place, nnictl):
     assert not left_in(place)
 
 
+@pytest.mark.smoke
 def test_an_experiment_in_the_foreground_runs_to_the_end_and_leaves_no_process(place, nnictl):
     done = nnictl("create", "--config", "config.yml", "--foreground", "--port", "auto")
     assert (done.returncode, done.stderr) == (0, "")
@@ -319,6 +322,7 @@ def test_an_experiment_in_the_foreground_runs_to_the_end_and_leaves_no_process(p
     assert Path(path).read_text() == ""
 
 
+@pytest.mark.smoke
 def test_nnictl_create_prints_the_error_of_the_script_if_no_trial_succeeds(place, nnictl):
     (place / "train.py").write_text("import no_such_module_here\n")
     done = nnictl("create", "--config", "config.yml", "--foreground", "--port", "auto")
@@ -363,6 +367,7 @@ INVALID_INPUTS = {
 
 
 @pytest.mark.parametrize("invalid_input", INVALID_INPUTS)
+@pytest.mark.smoke
 def test_nnictl_prints_a_one_line_error_and_creates_no_files_if_its_input_is_invalid(
     place, nnictl, invalid_input
 ):
@@ -516,6 +521,7 @@ def test_nnictl_stop_fails_while_the_database_of_a_killed_manager_is_locked(plac
     assert "INFO: Nothing of it runs; `nnictl resume" in nnictl("stop", name).stdout
 
 
+@pytest.mark.smoke
 def test_an_experiment_without_a_manager_can_be_viewed_and_nnictl_resume_replaces_the_view(place, nnictl):
     name = created(place, nnictl)
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
@@ -621,6 +627,7 @@ def test_a_saved_experiment_is_resumed_on_another_machine(place, started, nnictl
     assert left_in(there) == []
 
 
+@pytest.mark.smoke
 def test_nnictl_create_in_a_terminal_shows_the_progress_of_the_experiment(place):
     main, side = pty.openpty()
     with subprocess.Popen(

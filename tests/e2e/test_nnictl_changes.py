@@ -22,6 +22,8 @@ from nni_manager.web.api import ManagerApi
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 
+pytestmark = pytest.mark.smoke
+
 
 class Manager:
     """An engine and its HTTP API in a thread; the engine's training service runs no jobs."""

@@ -11,6 +11,8 @@ from real_experiment import wait_until
 
 from nni_manager.cli import main
 
+pytestmark = pytest.mark.smoke
+
 TOKEN = "token-of-the-profile-page"
 
 

@@ -125,6 +125,7 @@ def the_known():
     return known_experiment(folder)
 
 
+@pytest.mark.smoke
 def test_each_trial_of_an_importable_function_runs_in_a_separate_process(place):
     from my_objective import measure
 
@@ -281,6 +282,7 @@ def test_a_saved_archive_omits_the_objective_function_and_a_resume_requires_a_fu
         assert sorted(trial.value for trial in experiment.list_trial_jobs())[0] < 0
 
 
+@pytest.mark.smoke
 def test_after_ctrl_c_the_trial_is_stopped_and_the_script_continues(place):
     with started(
         place,

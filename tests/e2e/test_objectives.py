@@ -47,6 +47,7 @@ def output_of(capsys, *arguments):
     return capsys.readouterr().out
 
 
+@pytest.mark.smoke
 def test_the_pareto_front_is_the_same_in_nnictl_python_and_page(a_real_experiment, capsys, tmp_path):
     experiment = a_real_experiment(
         TRAIN,

@@ -73,6 +73,7 @@ def output_of(workspace, trial_id, task="taskrole-0"):
     return folder.stream(Stream.STDOUT).read_text()
 
 
+@pytest.mark.smoke
 def test_an_openpai_experiment_runs_one_job_per_trial_and_stores_no_secret_in_its_workspace(
     nnictl, place, server
 ):
@@ -131,6 +132,7 @@ def own_address():
         return probe.getsockname()[0]
 
 
+@pytest.mark.smoke
 def test_keepers_on_other_machines_connect_over_tls_and_verify_the_certificate(nnictl, place, server):
     address = own_address()
     (place / "train.py").write_text(TRAIN + TLS_FREE_CLIENT.format(storage=place.parent / "storage"))

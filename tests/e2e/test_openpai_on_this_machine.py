@@ -66,6 +66,7 @@ def test_annotated_code_runs_with_the_configuration_printed_by_nnictl_openpai_st
 @pytest.mark.skipif(
     not mounts_work(), reason="storages cannot be mounted here: neither root nor user namespaces"
 )
+@pytest.mark.smoke
 def test_an_experiment_runs_one_job_per_trial_and_prints_no_token(home, nnictl):
     experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground"))
     found = trials(nnictl, experiment_id)
@@ -138,7 +139,7 @@ def test_nnictl_openpai_uses_the_account_given_by_its_options_instead_of_the_loc
 
 @pytest.mark.containers
 @pytest.mark.parametrize("home", ["podman"], indirect=True)
-@pytest.mark.parametrize("reuse", ["true", "false"])
+@pytest.mark.parametrize("reuse", [pytest.param("true", marks=pytest.mark.smoke), "false"])
 def test_trials_run_in_real_containers_of_the_keepers_image(home, nnictl, podman, reuse):
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
@@ -179,6 +180,7 @@ def test_a_trial_in_an_image_without_a_keeper_fails_and_its_message_has_the_reme
     )
 
 
+@pytest.mark.smoke
 def test_the_digits_example_runs_several_trials_per_job(home, nnictl):
     folder = home / "work"
     shutil.copytree(ROOT / "examples" / "digits", folder / "digits")

@@ -98,6 +98,7 @@ def start(state, **options):
 # ---- nnictl
 
 
+@pytest.mark.smoke
 def test_openpai_start_prints_a_configuration_that_stays_valid_after_a_restart(nnictl, state):
     port = free_port_pair()
     code, out, err = nnictl("start", "--port", str(port))
@@ -359,6 +360,7 @@ def test_a_client_on_this_machine_uses_the_token_that_openpai_start_created(stat
         assert client.jobs() == []
 
 
+@pytest.mark.smoke
 def test_clients_log_in_with_the_password_that_the_owner_has_set(nnictl, state):
     there = start(state)
     guest, name = Client(f"http://{there.process.address}", None), there.credentials.user
@@ -412,6 +414,7 @@ def test_concurrent_starts_share_one_service(state):
     assert daemon.running(state) == found[0]
 
 
+@pytest.mark.smoke
 def test_a_restarted_service_adopts_the_jobs_that_ran_while_no_service_ran(state, tmp_path):
     there = start(state)
     go_on = tmp_path / "go on"

@@ -64,6 +64,7 @@ def listens(port):
 
 
 @NEEDS_SSHD
+@pytest.mark.smoke
 def test_tasks_run_commands_on_other_tasks_and_keep_the_users_ssh_settings(play):
     ask = "ssh worker-1 'echo \"$PAI_CURRENT_TASK_ROLE_NAME-$PAI_TASK_INDEX\"; cat ~/.ssh/config | grep -c ^Host'"
     text = roles(

@@ -134,6 +134,7 @@ def each_page(person):
 # ---- sign-in and sign-out
 
 
+@pytest.mark.smoke
 def test_a_login_link_works_once_and_signs_in_all_tabs_of_a_browser_until_a_sign_out(browser, stored):
     link = stored.link()
     with visit(browser, link) as person:
@@ -169,6 +170,7 @@ def test_a_login_link_works_once_and_signs_in_all_tabs_of_a_browser_until_a_sign
 # ---- a running experiment
 
 
+@pytest.mark.smoke
 def test_the_page_shows_and_changes_an_experiment_until_its_end_despite_a_manager_restart(
     browser, a_real_experiment
 ):
@@ -316,6 +318,7 @@ def test_the_page_reloads_when_another_experiment_uses_the_same_port(browser, tm
 # ---- output of trials
 
 
+@pytest.mark.smoke
 def test_hostile_texts_are_shown_as_text(person, stored):
     person.go(f"{stored.origin}/experiment")
     for name in each_page(person):
@@ -391,6 +394,7 @@ def test_the_memory_use_of_the_page_does_not_grow_with_updates(browser, tmp_path
         assert person.elements() < elements + 50
 
 
+@pytest.mark.smoke
 def test_every_chart_is_drawn(person, stored):
     person.go(f"{stored.origin}/detail")
     for tab in ("metric", "parallel", "duration", "importance"):

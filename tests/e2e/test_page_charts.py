@@ -112,6 +112,7 @@ def test_cpu_and_memory_and_gpus_of_each_task_are_drawn_over_the_life_of_a_trial
         assert person.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.smoke
 def test_parallel_coordinates_show_missing_nested_parameters_as_not_chosen(person):
     person.see("tab-parallel").click()
     expect(person.page.get_by_text("not chosen")).to_be_visible()
@@ -419,6 +420,7 @@ def test_every_chart_reports_a_filter_without_matches(person):
     person.screenshot("no-match")
 
 
+@pytest.mark.smoke
 def test_a_click_on_a_chart_point_opens_the_trial(person):
     chart = person.page.get_by_label("Default metric of each trial")
     point = chart.locator(".scatterlayer .point").nth(7)

@@ -127,6 +127,7 @@ def test_a_failed_trial_without_a_checkpoint_offers_only_a_restart(browser, a_re
     )
 
 
+@pytest.mark.smoke
 def test_the_table_shows_the_pending_reason_of_a_waiting_trial(browser, tmp_path):
     played = Played(made_experiment(tmp_path, 0).folder)
     played.apply(ParametersSuggested("t1", 1, {"x": 1}, {}, time.time()))

@@ -67,6 +67,7 @@ def prepared():
     return names["experiment"]
 
 
+@pytest.mark.smoke
 def test_queries_of_an_ended_experiment_return_the_same_answers_before_and_after_a_stop(place, capsys):
     with prepared() as experiment:
         assert experiment.run("auto") is True

@@ -16,6 +16,8 @@ from user_home import environ_of
 from nni_manager.client.experiments import known_experiment
 from nni_manager.store.folders import ExperimentFolder
 
+pytestmark = pytest.mark.smoke
+
 pytest.importorskip("kubernetes")
 
 EXPORT = "10.20.30.40:/mnt/nfs/nni"

@@ -64,6 +64,7 @@ def run(place, *command):
     return done.stdout
 
 
+@pytest.mark.smoke
 def test_the_search_example_of_the_quick_start_runs(tmp_path):
     # The test has a separate home, because other tests count the experiments in their home.
     place = tmp_path / "work"
@@ -77,6 +78,7 @@ def ids(place):
     return [line.split("\t")[0] for line in lines]
 
 
+@pytest.mark.smoke
 def test_the_quick_start_finds_a_minimum_and_shows_the_output_of_a_trial(place):
     assert set(FILES) == {"train.py", "search_space.json", "config.yml"}
     rows = [line.split("\t") for line in nnictl(place, "trial", "ls", "--best", "10").splitlines()[1:]]
@@ -88,6 +90,7 @@ def test_the_quick_start_finds_a_minimum_and_shows_the_output_of_a_trial(place):
 
 
 @pytest.mark.parametrize("block", list(blocks("yaml")))
+@pytest.mark.smoke
 def test_the_experiment_file_of_a_recipe_is_valid(place, block):
     path = place / "recipe.yml"
     path.write_text(yaml.safe_dump(merged(yaml.safe_load(FILES["config.yml"]), yaml.safe_load(block))))
@@ -95,6 +98,7 @@ def test_the_experiment_file_of_a_recipe_is_valid(place, block):
 
 
 @pytest.mark.parametrize("block", list(blocks("python")))
+@pytest.mark.smoke
 def test_the_code_of_a_recipe_runs(place, block):
     first, second = ids(place)
     # A block that uses nni_sdk is a part of train.py.
@@ -112,6 +116,7 @@ def test_the_code_of_a_recipe_runs(place, block):
     assert "epoch 9" in printed or "count" in printed or "trialJobId" in printed
 
 
+@pytest.mark.smoke
 def test_the_resume_recipe_continues_the_latest_experiment(place):
     (commands,) = (block.values[0] for block in blocks("sh") if "resume" in block.values[0])
     stop, *others = [line.split()[1:] for line in commands.splitlines()]
@@ -147,6 +152,7 @@ def write(place, files):
 
 
 @pytest.mark.parametrize("page", OTHERS)
+@pytest.mark.smoke
 def test_an_example_from_the_page_of_another_tool_runs_with_trial_keeper(page, tmp_path):
     files, commands = example(page, "trial-keeper")
     place = write(tmp_path / "work", files)
@@ -157,6 +163,7 @@ def test_an_example_from_the_page_of_another_tool_runs_with_trial_keeper(page, t
     assert float(best[3]) < 1, "twenty trials halve the loss of 25 at least five times"
 
 
+@pytest.mark.smoke
 def test_the_example_for_nni_users_runs_unchanged(tmp_path):
     files, (command,) = example("from-nni", "NNI")
     place = write(tmp_path / "work", files)
@@ -164,6 +171,7 @@ def test_the_example_for_nni_users_runs_unchanged(tmp_path):
     assert float(nnictl(place, "trial", "ls", "--best", "1").splitlines()[1].split("\t")[3]) < 1
 
 
+@pytest.mark.smoke
 def test_the_optuna_example_of_the_docs_runs(tmp_path):
     files, (command,) = example("from-optuna", "Optuna")
     place = write(tmp_path / "work", files)
@@ -217,6 +225,7 @@ def test_the_example_for_nni_users_runs_with_the_manager_of_the_real_nni_package
 
 @pytest.mark.peer
 @pytest.mark.timeout(600)
+@pytest.mark.smoke
 def test_the_ray_tune_example_of_the_docs_runs(benchmark_module, tmp_path):
     peers = benchmark_module("trial_peers")
     files, (command,) = example("from-ray-tune", "Ray Tune")
@@ -234,6 +243,7 @@ def test_the_ray_tune_example_of_the_docs_runs(benchmark_module, tmp_path):
 
 
 @pytest.mark.peer
+@pytest.mark.smoke
 def test_the_training_code_of_the_wandb_example_runs_offline(tmp_path):
     files, commands = example("from-wandb", "W&B")
     assert commands == ["wandb sweep sweep.yaml", "wandb agent SWEEP_ID"]

@@ -140,6 +140,7 @@ def refused(nnictl):
     return words(done.stderr)
 
 
+@pytest.mark.smoke
 def test_an_unknown_host_key_is_refused(site, work, nnictl):
     write(work, remote(site))
     site.known_hosts.write_text(site.machines["one"].known_host)
@@ -174,6 +175,7 @@ def test_a_machine_without_trial_keeper_is_refused_and_the_error_has_the_install
     assert f"pip install trial-keeper=={__version__}" in said
 
 
+@pytest.mark.smoke
 def test_machines_without_a_matching_trial_keeper_run_the_keeper_of_the_bundle(site, work, nnictl, tmp_path):
     """One machine has an old keeper, and a Python of another version than the manager's. The other machine has neither a keeper
     nor a Python.

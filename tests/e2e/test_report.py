@@ -50,6 +50,7 @@ def opened(browser, tmp_path):
         person.context.close()
 
 
+@pytest.mark.smoke
 def test_an_html_report_has_results_charts_trials_and_configuration(
     a_real_experiment, opened, tmp_path, monkeypatch
 ):

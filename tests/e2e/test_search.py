@@ -47,6 +47,7 @@ def traces_of(figure):
     return figure.data
 
 
+@pytest.mark.smoke
 def test_search_returns_the_best_trial_and_a_data_frame_and_figures(place):
     def loss(parameters):
         if parameters["x"] > 0.95:

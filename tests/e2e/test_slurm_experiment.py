@@ -66,6 +66,7 @@ def trials(nnictl, experiment_id):
     return json.loads(nnictl("trial", "ls", experiment_id, "--json").stdout)
 
 
+@pytest.mark.smoke
 def test_the_digits_example_runs_its_trials_on_both_nodes(slurm, work, nnictl):
     exclusive = ("  platform: slurm\n", "  platform: slurm\n  extraArgs: [--exclusive]\n")
     write(
@@ -127,6 +128,7 @@ def test_a_waiting_trial_shows_the_pending_reason_of_slurm_and_is_cancelled_with
         ("nodes: 3", "Requested node configuration is not available; correct nodes, gres or cpusPerTask"),
     ],
 )
+@pytest.mark.smoke
 def test_create_refuses_a_file_and_names_the_key_to_correct_if_slurm_refuses_the_file(
     work, nnictl, key, words
 ):

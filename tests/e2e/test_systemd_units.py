@@ -112,6 +112,7 @@ def ended(process, within_s):
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=[unit.name for unit in UNITS])
+@pytest.mark.smoke
 def test_systemd_accepts_each_unit_without_a_warning(unit, tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed (Debian: systemd)")

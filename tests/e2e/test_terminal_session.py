@@ -11,6 +11,8 @@ import psutil
 import pytest
 from terminal import Terminal
 
+pytestmark = pytest.mark.smoke
+
 CTRL_C = b"\x03"
 BIN = Path(sys.executable).parent
 CONFIG = """\

@@ -107,6 +107,7 @@ def history(client, run, name):
     return [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, name)]
 
 
+@pytest.mark.smoke
 def test_mlflow_receives_each_trial_with_its_parameters_metrics_times_and_status(folder, mlflow_runs):
     store(folder, trial(0, SUCCEEDED, {"default": 0.9, "loss": 0.1, "text": "x"}), 0.5, {"default": 0.75})
     store(folder, trial(1, FAILED))
@@ -219,6 +220,7 @@ def event_folder(nnictl, tmp_path):
     return export
 
 
+@pytest.mark.smoke
 def test_the_export_to_tensorboard_contains_the_metrics_parameters_and_status_of_a_trial(
     folder, event_folder
 ):

@@ -126,6 +126,7 @@ nni_sdk.report_final_result({"default": given["x"], "epochs": [*epochs, given["x
 """
 
 
+@pytest.mark.smoke
 def test_pbt_trials_continue_from_the_checkpoint_of_the_best_trial(a_real_experiment):
     args = {"population_size": 2, "fraction": 0.5, "optimize_mode": "maximize", "seed": 3}
     experiment = a_real_experiment(

@@ -129,6 +129,7 @@ nni.report_final_result(first)
 """
 
 
+@pytest.mark.smoke
 def test_a_retry_from_the_checkpoint_continues_a_failed_trial_in_a_new_trial(a_real_experiment):
     experiment = a_real_experiment(FAILS_ONCE, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
@@ -200,6 +201,7 @@ def test_a_promoted_hyperband_trial_continues_its_parent_trial_of_the_previous_r
     assert promoted["intermediateCount"] == 2
 
 
+@pytest.mark.smoke
 def test_the_checkpoints_example_runs_standalone_and_its_experiment_file_is_valid(tmp_path):
     folder = Path(__file__).parents[2] / "examples/checkpoints"
     assert read_experiment_file(folder / "config.yml").tuner.name == "Hyperband"

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(900)
 SEEDS = (1515, 5407, 15467, 7174, 116)
 
 
-@pytest.mark.parametrize("seed", amount(SEEDS[:2], SEEDS))
+@pytest.mark.parametrize("seed", amount([pytest.param(SEEDS[0], marks=pytest.mark.smoke), SEEDS[1]], SEEDS))
 def test_an_experiment_under_a_fault_plan_stores_every_report_once_with_correct_trial_states(seed):
     outcome = run_plan(plan_of(seed, is_short=True, missing=missing_here()))
     print(outcome.report())
@@ -94,6 +94,7 @@ def test_a_fault_scheduled_after_the_end_of_the_experiment_is_reported_as_missed
     assert missed == "seed 2 hit nothing with manager killed: the experiment was over"
 
 
+@pytest.mark.smoke
 def test_the_seeds_of_this_file_and_the_seeds_1_to_20_cover_every_kind_of_fault():
     plans = [plan_of(seed, is_short=True) for seed in SEEDS]
     assert {kind for plan in plans for kind in plan.kinds} == set(Kind)

@@ -70,6 +70,7 @@ def ended_keepers():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to forge as another user")
 @pytest.mark.parametrize("reached", [False, True], ids=["storage", "stream"])
+@pytest.mark.smoke
 def test_attempts_forged_by_another_user_are_reported_and_change_no_result(
     a_real_experiment, tmp_path, reached
 ):

@@ -75,6 +75,7 @@ def interrupted(process, moments_s):
     return out + err
 
 
+@pytest.mark.smoke
 def test_an_early_interrupt_of_nnictl_create_leaves_no_process_and_no_experiment(place):
     (place / "train.py").write_text(ENDLESS)
     experiments = place.parent / "experiments"

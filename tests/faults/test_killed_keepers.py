@@ -13,7 +13,7 @@ KILLS = amount(2, 100)
 # Each kill takes at most this many seconds: a new job starts, and some trials run before the next kill.
 _MAX_KILL_S = 12.0
 
-pytestmark = pytest.mark.timeout(120 + KILLS * _MAX_KILL_S)
+pytestmark = [pytest.mark.smoke, pytest.mark.timeout(120 + KILLS * _MAX_KILL_S)]
 
 REUSE = {"localConfig": {"reuse": True}}
 KINDS = {

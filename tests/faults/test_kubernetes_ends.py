@@ -156,6 +156,7 @@ def command_fails(place):
 BEFORE = (no_image, no_mount, no_node, no_quota, denied, command_fails)
 ANYWHERE = (no_image, no_node, no_quota, drained, pod_deleted, job_deleted, command_fails)
 """The failures that a test can cause on any cluster."""
+SMOKE = (no_image, evicted)
 WAITS = "not started yet: "
 DELETED = "but not by this manager"
 CAUSES = {
@@ -194,7 +195,17 @@ CAUSES = {
 
 @pytest.mark.parametrize(
     "way",
-    [pytest.param(way, marks=[pytest.mark.any_cluster] if way in ANYWHERE else []) for way in CAUSES],
+    [
+        pytest.param(
+            way,
+            marks=[
+                mark
+                for mark, ways in ((pytest.mark.any_cluster, ANYWHERE), (pytest.mark.smoke, SMOKE))
+                if way in ways
+            ],
+        )
+        for way in CAUSES
+    ],
     ids=lambda way: way.__name__,
 )
 def test_every_display_shows_the_failure_message_of_kubernetes(place, way):
@@ -253,6 +264,7 @@ def test_a_pending_trial_keeps_the_pending_reason_of_kubernetes_if_the_user_kill
     assert "ConfigMapExternalDeleted" not in told["message"]
 
 
+@pytest.mark.smoke
 def test_a_trial_on_a_lost_node_is_retried_and_the_job_on_the_lost_node_is_reported_as_leftover(place):
     place.config["maxTrialRetry"] = 1
     assert place.create().returncode == 0

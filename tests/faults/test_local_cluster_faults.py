@@ -65,6 +65,7 @@ def supervisor_of(folder, name):
     raise AssertionError(name)
 
 
+@pytest.mark.smoke
 def test_a_restarted_cluster_reports_jobs_that_ended_while_no_cluster_ran(folder):
     """The cluster is killed while it runs 20 jobs. Before its restart, some jobs end, the test kills some, and a stopped job
     ends; the other jobs continue.

@@ -107,6 +107,7 @@ def exit_of(experiment, trial):
     return exit_from_bytes(AttemptNumbers(experiment.folder.workspace).folder(key).exit_json.read_bytes())
 
 
+@pytest.mark.smoke
 def test_the_results_of_a_running_experiment_are_collected_over_the_shared_storage(a_real_experiment):
     experiment = a_real_experiment(TRAIN, maxTrialNum=4, trialConcurrency=2, logCollection="http")
     os.mkfifo(experiment.code / "gate")

@@ -178,6 +178,7 @@ def test_an_experiment_can_be_resumed_while_one_machine_is_unreachable(place):
     place.each_ran_once()
 
 
+@pytest.mark.smoke
 def test_jobs_on_a_restarted_machine_are_lost_and_their_trials_are_retried(place):
     place = place(trialConcurrency=2, maxTrialNum=2, maxTrialRetry=1)
     place.has_started(0, 1)

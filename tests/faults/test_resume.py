@@ -254,6 +254,7 @@ if nni.get_sequence_id() < 2:
 """
 
 
+@pytest.mark.smoke
 def test_the_next_manager_completes_a_stop_that_a_killed_manager_had_started(a_real_experiment):
     experiment = a_real_experiment(SLOW_TO_STOP, trialConcurrency=2, maxTrialNum=3)
     experiment.start()

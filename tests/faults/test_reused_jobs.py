@@ -6,6 +6,7 @@ import signal
 import sqlite3
 
 import psutil
+import pytest
 from amounts import amount
 from real_experiment import assert_rows_are_what_was_written, values, wait_until
 
@@ -83,6 +84,7 @@ def test_two_reused_jobs_run_many_trials_and_exit(a_real_experiment):
     )
 
 
+@pytest.mark.smoke
 def test_a_killed_keeper_fails_its_running_trial_and_the_next_job_runs_the_remaining_trials(
     a_real_experiment,
 ):
@@ -162,6 +164,7 @@ def test_a_prefetched_trial_never_starts_if_the_user_stops_it(a_real_experiment)
     assert not list(experiment.folder.workspace.trial(following["id"]).attempts.iterdir())
 
 
+@pytest.mark.smoke
 def test_a_final_row_becomes_the_result_of_the_trial_if_the_manager_is_killed_just_after_storing_the_row(
     a_real_experiment,
 ):

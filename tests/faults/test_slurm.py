@@ -83,6 +83,7 @@ def place(tmp_path, a_real_experiment):
         yield make
 
 
+@pytest.mark.smoke
 def test_running_trials_continue_without_slurmctld_and_later_trials_start_after_its_restart(place):
     place = place(trialConcurrency=2, maxTrialNum=4)
     place.has_started(2)

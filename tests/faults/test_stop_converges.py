@@ -189,6 +189,7 @@ def test_a_stop_on_a_full_disk_ends_the_trials_and_loses_no_result(disk, an_expe
         assert rows == [*range(len(rows))]
 
 
+@pytest.mark.smoke
 def test_a_stop_ends_all_processes_despite_a_full_disk_and_removed_folders_and_suspended_keepers(
     disk, an_experiment, tmp_path
 ):

@@ -120,6 +120,7 @@ nni.report_final_result(i)
 """
 
 
+@pytest.mark.smoke
 def test_a_manager_adopts_a_running_trial_although_its_job_state_file_is_truncated(a_real_experiment):
     experiment = a_real_experiment(UNTIL_GATE, maxTrialNum=2)
     experiment.start()
@@ -182,6 +183,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", disk], check=True)
 
 
+@pytest.mark.smoke
 def test_a_resume_on_a_full_disk_is_refused_and_works_after_space_is_freed(small_disk, tmp_path):
     experiment = RealExperiment(
         tmp_path / "experiment", "import nni_sdk as nni\nnni.report_final_result(1)\n",

@@ -28,6 +28,8 @@ from nni_manager.store.writer import Store
 from nni_manager.training_services.local import client
 from nni_manager.training_services.local.client import LocalTrainingService
 
+pytestmark = pytest.mark.smoke
+
 HERE = Path(__file__).parent
 TRAIN = """
 import nni_sdk

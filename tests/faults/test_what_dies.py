@@ -5,6 +5,7 @@ import os
 import signal
 
 import psutil
+import pytest
 from real_experiment import assert_rows_are_what_was_written, values, wait_until
 
 from nni_manager.store.reader import StoreReader
@@ -33,6 +34,7 @@ def is_zombie(pid):
         return True
 
 
+@pytest.mark.smoke
 def test_no_result_is_lost_or_duplicated_if_a_manager_is_killed_repeatedly(a_real_experiment):
     """Each manager uses a new port, except one that restarts on the port of its predecessor."""
     experiment = a_real_experiment(PACED, trialConcurrency=TRIALS, maxTrialNum=TRIALS)
@@ -76,6 +78,7 @@ nni.report_final_result({REPORTS})
 """
 
 
+@pytest.mark.smoke
 def test_a_new_manager_adopts_running_trials_and_reads_ended_trials_and_fails_lost_trials(a_real_experiment):
     """The first trial runs, but its keeper has no state file. The keeper of the second trial is killed after the trial has ended.
     The keeper of the third trial is killed while the trial runs.
