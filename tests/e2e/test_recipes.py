@@ -239,7 +239,9 @@ def test_the_ray_tune_example_of_the_docs_runs(benchmark_module, tmp_path):
     except peers.PeerLacking as lacking:
         compile(files["search.py"], "search.py", "exec")
         pytest.skip(str(lacking))
-    assert 0 <= float(printed.splitlines()[-1].removeprefix("best ")) < float("inf")
+    # Ray may print what its workers have written at their ends after the script's last line.
+    (best,) = re.findall(r"^best (.*)$", printed, re.MULTILINE)
+    assert 0 <= float(best) < float("inf")
 
 
 @pytest.mark.peer
