@@ -38,7 +38,12 @@ def key(site, name):
 
 def has(site, name, path):
     """True if the experiment's folder on the machine `name` contains the file."""
-    return (site.machines[name].home / ".cache/trial-keeper" / key(site, name) / "EXPT" / path).exists()
+    return stored(site, name, path).exists()
+
+
+def stored(site, name, path):
+    """The file in the experiment's folder on the machine `name`."""
+    return site.machines[name].home / ".cache/trial-keeper" / key(site, name) / "EXPT" / path
 
 
 def test_the_files_of_a_moved_trial_are_sent_although_its_previous_machine_is_unreachable(site, pool):
@@ -79,3 +84,46 @@ def test_a_storage_error_is_raised_if_the_connection_is_lost_while_a_file_is_sen
         os.close(descriptor)
         with pytest.raises(StorageUnavailable, match=r"cannot reach .*127\.0\.0\.1"):
             sent.result()
+
+
+def _start_to_send(path, pool, site):
+    """Queue a named pipe as a file for the first machine, which was away; return its end once the new connection reads it."""
+    client = pool.clients[key(site, "one")]
+    site.machines["one"].stop()
+    wait_until(lambda: client.problem, "the machine is away")
+    os.mkfifo(path)
+    pool.thread.run(client.send_later(path))
+    site.machines["one"].start()
+    return client, wait_until(lambda: _opened_for_writing(path), "the client reads the file")
+
+
+def test_a_machine_is_not_used_before_it_has_the_files_that_were_queued_while_it_was_away(site, pool):
+    path = pool.workspace.run_sh
+    client, descriptor = _start_to_send(path, pool, site)
+    assert not client.is_up
+    os.write(descriptor, b"exit 0")
+    os.close(descriptor)
+    wait_until(lambda: client.is_up, "the machine is used")
+    assert has(site, "one", path.name)
+
+
+def test_the_newest_content_is_sent_of_a_file_that_changes_while_it_is_sent(site, pool):
+    path = pool.workspace.run_sh
+    client, descriptor = _start_to_send(path, pool, site)
+    path.unlink()
+    path.write_text("new")
+    pool.thread.run(client.send_later(path))
+    os.write(descriptor, b"old")
+    os.close(descriptor)
+    wait_until(lambda: client.is_up, "the machine is used")
+    assert stored(site, "one", path.name).read_text() == "new"
+
+
+def test_a_machine_is_used_although_a_file_queued_for_it_was_removed(site, pool):
+    path = pool.workspace.root / "removed"
+    client = pool.clients[key(site, "one")]
+    site.machines["one"].stop()
+    wait_until(lambda: client.problem, "the machine is away")
+    pool.thread.run(client.send_later(path))
+    site.machines["one"].start()
+    wait_until(lambda: client.is_up, "the machine is used")

@@ -8,7 +8,7 @@ import ipaddress
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,14 @@ _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
 # As long as a connection attempt takes at a machine that does not answer.
 _FIRST_TRY_S = 20.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Unsent:
+    """A request to send a file. A later request for the same file replaces it."""
+
+    is_fixed: bool
+    """True if the content never changes, so that a machine that has the file needs no other."""
 
 
 class MachineClient:
@@ -55,8 +63,10 @@ class MachineClient:
         self._on_event, self._on_up = on_event, on_up
         self._connection: Connection | None = None
         self._was_tried = asyncio.Event()
-        self._unsent: dict[Path, bool] = {}
-        """The files that the machine lacks, in order; True: of fixed content."""
+        self._is_ready = False
+        """True once the machine has all files that were queued before the connection was made."""
+        self._unsent: dict[Path, _Unsent] = {}
+        """The files that the machine lacks, in order."""
         self._parts = itertools.count()
         self._tunnel: tuple[str, int] | None = None
         """Where keepers' connections lead."""
@@ -65,8 +75,9 @@ class MachineClient:
 
     @property
     def is_up(self) -> bool:
-        """True while the machine answers."""
-        return self._connection is not None and not self._connection.lost.is_set()
+        """True while the machine answers and has the files that its jobs need. Thread-safe."""
+        connection = self._connection
+        return connection is not None and self._is_ready and not connection.lost.is_set()
 
     async def keep_connected(self) -> None:
         """Connect again whenever the connection ends."""
@@ -82,7 +93,7 @@ class MachineClient:
                         f"cannot reach {self.machine.address} over SSH: the connection was lost; trying again"
                     )
                 finally:
-                    self._connection = None
+                    self._connection, self._is_ready = None, False
                     await connection.close()
             except NniManagerError as error:
                 self._note_problem(str(error))
@@ -109,9 +120,13 @@ class MachineClient:
         self._connection = connection
         await self._open_tunnel(connection)
         while self._unsent:
-            path = next(iter(self._unsent))
-            await self._send_now(path, is_fixed=self._unsent[path])
-            self._unsent.pop(path, None)
+            path, unsent = next(iter(self._unsent.items()))
+            try:
+                await self._send_now(path, is_fixed=unsent.is_fixed)
+            except FileNotFoundError:
+                logger.warning("cannot send %s to %s: the file was removed", path, self.machine.address)
+            self._note_sent(path, unsent)
+        self._is_ready = True
         self._was_tried.set()
         if self._on_up is not None:
             await self._on_up(self)
@@ -150,13 +165,17 @@ class MachineClient:
 
     async def send_later(self, path: Path, *, is_fixed: bool = False) -> None:
         """Send a file or an empty folder, at the latest when the machine answers again."""
-        self._unsent[path] = is_fixed
+        unsent = self._unsent[path] = _Unsent(is_fixed)
         if self.is_up and not self.problem:
             try:
                 await self._send_now(path, is_fixed=is_fixed)
-                self._unsent.pop(path, None)
+                self._note_sent(path, unsent)
             except NniManagerError as error:
                 logger.warning("%s; sending it again after the next connection", error)
+
+    def _note_sent(self, path: Path, unsent: _Unsent) -> None:
+        if self._unsent.get(path) is unsent:  # otherwise the file has changed since, and is to be sent again
+            del self._unsent[path]
 
     async def _send_now(self, path: Path, *, is_fixed: bool) -> None:
         connection, name = self._current(), path.relative_to(self._workspace.root).as_posix()

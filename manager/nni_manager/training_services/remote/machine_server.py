@@ -17,6 +17,7 @@ import stat
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -244,6 +245,14 @@ class MachineServer:
             self._ends.register(descriptor, select.EPOLLIN)
 
     def _report_ends(self) -> None:
+        try:
+            self._report_each_end()
+        except Exception:  # noqa: BLE001 - the process ends
+            # Without reports, the manager would wait for these jobs forever. It connects again, and looks at all jobs.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _report_each_end(self) -> None:
         while True:
             for descriptor, _ in self._ends.poll():
                 self._ends.unregister(descriptor)

@@ -35,7 +35,8 @@ async def open_connection(login: SshLogin) -> asyncssh.SSHClientConnection:
     try:
         options = await asyncio.to_thread(_options, login)
         return await asyncssh.connect(login.host, options=options)
-    except (asyncssh.Error, OSError, ValueError) as error:
+    except (asyncssh.Error, OSError, ValueError, asyncio.TimeoutError) as error:
+        # The last is no OSError before Python 3.11.
         raise error_of(login, error) from error
 
 
