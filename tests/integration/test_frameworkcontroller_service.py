@@ -329,6 +329,23 @@ async def test_a_partially_created_job_of_a_previous_manager_is_deleted_and_crea
         await site.is_running()
 
 
+async def test_a_job_is_unknown_if_it_is_deleted_while_its_adoption_looks_for_its_secret(site, monkeypatch):
+    site.store.create(QUOTAS, "default", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
+    async with site.manager() as first:
+        await first.submit(site.settings())
+    async with site.manager() as second:
+        has_secret = second._calls.has_secret
+
+        async def delete_then_answer(name):
+            found = await has_secret(name)
+            site.store.delete(FRAMEWORKS, "default", name)
+            await until(lambda: name not in second._observed.resources, "the watch shows it", DEADLINE_S)
+            return found
+
+        monkeypatch.setattr(second._calls, "has_secret", delete_then_answer)
+        assert await second.adopt("trial1") is JobPresence.UNKNOWN
+
+
 async def test_a_job_is_not_created_until_the_incomplete_job_of_the_same_name_is_deleted(site):
     async with site.manager() as first:
         site.cluster.api.misbehave(503, 2, at=("create", "secrets"))

@@ -63,7 +63,7 @@ class Host:
         self._waiting_for_loop: list[events.Effect] = []
         self._early_signals: list[int] = []
         self._exit_code = 0
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._done = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_s = 0.0
@@ -93,6 +93,8 @@ class Host:
         self._perform(self._waiting_for_loop)
         self._trials.poll()
         watchers = [loop.create_task(self._watch_files()), loop.create_task(self._watch_manager())]
+        for watcher in watchers:
+            watcher.add_done_callback(self._note_end_of_watcher)
         self._handle(events.TimerFired())
         try:
             await self._done.wait()
@@ -116,8 +118,15 @@ class Host:
                 self._set_timer()
         except Exception as error:  # noqa: BLE001 - raised again by `run`
             # The event's source would only drop the exception, and the keeper would neither work nor end.
-            self._failure = self._failure or error
-            self._done.set()
+            self._fail(error)
+
+    def _note_end_of_watcher(self, watcher: "asyncio.Task[None]") -> None:
+        if not watcher.cancelled() and (error := watcher.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._done.set()
 
     def _set_timer(self) -> None:
         deadline_s = self._core.next_deadline_s

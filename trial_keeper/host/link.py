@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from trial_keeper.core.events import Event, LinkLost, LinkRefused
+from trial_keeper.event_waits import set_within
 from trial_keeper.host.trust import TLS_OPTIONS, verify_certificate
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
@@ -138,8 +139,7 @@ class _SendQueue:
         """Wait for the next message and return it. Cancellation loses nothing."""
         while self._next() is None:
             self._wakeup.clear()
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._wakeup.wait(), self._pause_s() if self._logs else None)
+            await set_within(self._wakeup, self._pause_s() if self._logs else None)
         await self._wait_for_interval()
         self._taken_at_s = time.monotonic()
         return self._pop()
@@ -149,8 +149,7 @@ class _SendQueue:
         left_s = self._taken_at_s + COALESCE_S - time.monotonic()
         if self._may_wait and left_s > 0:
             self._flush.clear()
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._flush.wait(), left_s)
+            await set_within(self._flush, left_s)
 
     def take_more(self, taken_bytes: int) -> list[KeeperMessage]:
         """Return the messages that fit into one stream message beside `taken_bytes`; logs only while coalescing."""
@@ -242,7 +241,12 @@ class ManagerLink:
         return _SendQueue(lambda: self._logs_are_paced)
 
     async def _run(self, outgoing: _SendQueue) -> None:
-        self._post_of(outgoing, await self._outcome(outgoing))
+        try:
+            outcome: LinkLost | LinkRefused = await self._outcome(outgoing)
+        except Exception as error:  # noqa: BLE001 - such as: no thread can be started, because the trial has used up all pids
+            # Otherwise nobody would notice the end of this task, and the keeper would never connect again.
+            outcome = LinkLost(f"cannot connect: {error!r}; free memory or processes in the container")
+        self._post_of(outgoing, outcome)
 
     def _post_of(self, outgoing: _SendQueue, event: Event) -> None:
         if outgoing is self._outgoing:

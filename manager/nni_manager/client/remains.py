@@ -19,6 +19,7 @@ from nni_manager.store.reader import StoreReader
 from nni_manager.support.leftovers import end_processes_of, processes_of
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.platform import platform_of
+from trial_keeper.event_waits import set_within
 
 # Maximum number of process ids or jobs in a message.
 _MAX_NAMED = 5
@@ -104,8 +105,7 @@ async def _end_jobs(
             stops.stop_asked(job_id, time.monotonic(), ends_job=True)
         while waiting := set(asked) - gone - set(problems):
             assert stops.next_deadline_s is not None, waiting
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(changed.wait(), max(stops.next_deadline_s - time.monotonic(), 0))
+            await set_within(changed, max(stops.next_deadline_s - time.monotonic(), 0))
             changed.clear()
             for job_id in gone:
                 stops.forget(job_id)

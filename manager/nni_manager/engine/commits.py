@@ -12,7 +12,6 @@ before each piece. Meanwhile the bytes stay in the trials' files.
 """
 
 import asyncio
-import contextlib
 import logging
 import sys
 import time
@@ -28,6 +27,7 @@ from nni_manager.errors import RetryableError
 from nni_manager.store.rows import RowWrite, UsageRow, Write
 from nni_manager.store.writer import Store
 from nni_manager.support.clock import monotonic_epoch_s
+from trial_keeper.event_waits import set_within
 from trial_keeper.wire.messages import AttemptKey
 
 log = logging.getLogger(__name__)
@@ -252,9 +252,8 @@ class GroupCommit:
             self._added.clear()
             self._batch = self._take(time.monotonic())
             if not self._batch:
-                with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                    rest_s = self._bulk_cooldown_until_s - time.monotonic()
-                    await asyncio.wait_for(self._added.wait(), max(rest_s, 0.0))
+                rest_s = self._bulk_cooldown_until_s - time.monotonic()
+                await set_within(self._added, max(rest_s, 0.0))
                 continue
             try:
                 await self._commit([waiting.write for waiting in self._batch])

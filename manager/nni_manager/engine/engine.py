@@ -1,7 +1,6 @@
 """Runs one experiment: passes events to its domain and performs the effects."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -44,6 +43,7 @@ from nni_manager.support.clock import monotonic_epoch_s
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.tuner.assessment import Assessment
 from nni_manager.tuner.base import BaseTuner
+from trial_keeper.event_waits import set_within
 from trial_keeper.wire.limits import collected
 from trial_keeper.wire.messages import Stream
 from trial_keeper.wire.reasons import ExitReason
@@ -245,7 +245,7 @@ class Engine:
         """Release all resources. Running trials continue, and all received data is stored."""
         if self.experiment.state.is_terminal:
             # Wait until the last keepers have shut down, so that no process outlives the manager.
-            await _wait_at_most(self._no_jobs, _LAST_KEEPERS_S)
+            await set_within(self._no_jobs, _LAST_KEEPERS_S)
         await self.notifier.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
@@ -305,8 +305,8 @@ class Engine:
     async def until_stopped(self) -> None:
         """Wait until the experiment has finished; then, with timeouts, until its end is stored and its jobs have ended."""
         await self._is_ending.wait()
-        await _wait_at_most(self.finished, RECORDED_TIMEOUT_S)
-        await _wait_at_most(self._no_jobs, MAX_STOP_S)
+        await set_within(self.finished, RECORDED_TIMEOUT_S)
+        await set_within(self._no_jobs, MAX_STOP_S)
         await self.recovery.settle()
 
     # ---- effects
@@ -446,8 +446,3 @@ def _pause_s(runs_out_at_s: float | None, now_s: float) -> float:
     """The time to the next check of the time limits: when the first runs out, or when the duration is saved."""
     left_s = _SAVE_DURATION_INTERVAL_S if runs_out_at_s is None else runs_out_at_s - now_s
     return min(max(left_s, _MIN_PAUSE_S), _SAVE_DURATION_INTERVAL_S)
-
-
-async def _wait_at_most(event: asyncio.Event, within_s: float) -> None:
-    with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), within_s)

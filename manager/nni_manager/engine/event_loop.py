@@ -22,7 +22,7 @@ class EventLoop:
         self, store: Store, handle: Callable[[Event], None], note_handled: Callable[[], None]
     ) -> None:
         """`handle` performs the effects of one event; `note_handled` is called after all posted events."""
-        self.commits = GroupCommit(store, self._fail)
+        self.commits = GroupCommit(store, self.fail)
         self.failed = asyncio.Event()
         """Set when the manager must end and store nothing more: after a bug, from which a resume recovers, or because another
         manager holds the lease."""
@@ -34,7 +34,7 @@ class EventLoop:
         self._note_handled = note_handled
         self._events: deque[Event] = deque()
         self._is_handling = False
-        self._tasks = TaskSet(self._fail)
+        self._tasks = TaskSet(self.fail)
         self.spawn = self._tasks.spawn
         """See `Runtime`."""
 
@@ -54,7 +54,7 @@ class EventLoop:
             self._note_handled()
         except Exception as error:  # noqa: BLE001 - most callers cannot handle it
             self._events.clear()
-            self._fail(error)
+            self.fail(error)
         finally:
             self._is_handling = False
 
@@ -89,7 +89,8 @@ class EventLoop:
             log.critical("%s", error)
         self.failed.set()
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """See `Runtime`."""
         if isinstance(error, LeaseLost):
             self.on_lease_lost(error)
             return

@@ -234,6 +234,8 @@ class JobRecovery:
 
         The later attempt is delivered only then: a trial that ends at once would otherwise lose these results.
         """
+        if key in self._sources:
+            return  # another continuation of the same attempt has started the reading
         self.ingest.begin_source(key)
         self._sources[key] = self.runtime.spawn(self._drain_source(key))
 

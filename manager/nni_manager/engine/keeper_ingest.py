@@ -210,6 +210,12 @@ class KeeperIngest:
     ) -> None:
         if done.cancelled() or done.exception() is not None:
             return  # no ack; the writer's own task reports the error and ends the manager
+        try:
+            self._report_stored(ingest, commit)
+        except Exception as error:  # noqa: BLE001 - the loop would only log it, and these results would never be reported
+            self.runtime.fail(error)
+
+    def _report_stored(self, ingest: AttemptIngest, commit: StreamWrite) -> None:
         key = ingest.key
         ingest.committed(commit)
         self._log_garbage(commit)

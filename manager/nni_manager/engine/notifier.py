@@ -24,6 +24,7 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.notifications import Notification, NotificationEvent, Notifications
 from nni_manager.domain.trial import Trial
 from nni_manager.support.backoff import delays_s
+from trial_keeper.event_waits import set_within
 
 log = logging.getLogger(__name__)
 
@@ -142,8 +143,7 @@ class Notifier:
                 self._problems.pop(id(recipient), None)
                 log.info("notified %s: %s", recipient.recipient, message["event"])
                 return
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._is_closing.wait(), next(waits_s))
+            await set_within(self._is_closing, next(waits_s))
 
     async def _send(self, recipient: NotificationKeys, subject: str, message: dict[str, Any]) -> None:
         if recipient.command is not None:

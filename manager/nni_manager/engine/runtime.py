@@ -24,5 +24,8 @@ class Runtime(Protocol):
     def durable(self) -> "asyncio.Future[None]":
         """A future that is done when all decisions, and all data so far, are stored."""
 
+    def fail(self, error: BaseException) -> None:
+        """End the manager, because the state in memory may lack something. The stored state is valid, and a resume reads it."""
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run the work as a task; its failure ends the manager. While the manager closes, no work starts."""

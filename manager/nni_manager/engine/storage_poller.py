@@ -7,7 +7,7 @@ jobs are polled, and when.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -228,13 +228,9 @@ class SharedStoragePoller:
         """
         deadline_s = time.monotonic() + STORAGE_LAG_S
         while True:
-            see = partial(
-                self.files.see_attempt,
-                left.key,
-                self._offsets(left.key),
-                self.admission.signer_of(trial),
-                has_ended=True,
-            )
+            offsets = await self._with_retries_here(trial, lambda: self._offsets(left.key))
+            signer = self.admission.signer_of(trial)
+            see = partial(self.files.see_attempt, left.key, offsets, signer, has_ended=True)
             seen = await self._with_retries(trial, see)
             if trial.state.is_terminal:
                 return
@@ -257,7 +253,8 @@ class SharedStoragePoller:
             trial, self.files.signer_of_attempt, key, self.admission.signer_of(trial)
         )
         while signer is not None and not trial.state.is_terminal:
-            offsets = {Stream.METRICS: self.ingest.received(key, Stream.METRICS)}
+            received = await self._with_retries_here(trial, lambda: self.ingest.received(key, Stream.METRICS))
+            offsets = {Stream.METRICS: received}
             see = partial(self.files.see_attempt, key, offsets, signer, has_ended=True)
             seen = await self._with_retries(trial, see)
             if not seen.pieces:
@@ -279,9 +276,21 @@ class SharedStoragePoller:
         )
 
     async def _with_retries(self, trial: Trial, read: Callable[..., Answer], *arguments: object) -> Answer:
+        """Read the storage, on its thread."""
+        return await self._retried(trial, lambda: self.storage.call(read, *arguments))
+
+    async def _with_retries_here(self, trial: Trial, read: Callable[[], Answer]) -> Answer:
+        """Read the database, whose reader belongs to the event loop's thread. Another process may keep it busy."""
+
+        async def read_here() -> Answer:
+            return read()
+
+        return await self._retried(trial, read_here)
+
+    async def _retried(self, trial: Trial, read: Callable[[], Awaitable[Answer]]) -> Answer:
         while True:
             try:
-                answer = await self.storage.call(read, *arguments)
+                answer = await read()
             except PermissionError as error:
                 raise StoragePermissionDenied(_reason_of(error)) from error  # a retry would not help
             except (OSError, RetryableError) as error:

@@ -26,6 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nni_manager.errors import CANNOT_LISTEN, UserError
 from nni_manager.support.server_tls import RenewableCertificate
+from trial_keeper.event_waits import set_within
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -260,8 +261,7 @@ class HttpServer(uvicorn.Server):
         """Update the Date header, and renewed certificates, until `end` is called. uvicorn polls ten times a second."""
         self._loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._ends.wait(), _DATE_INTERVAL_S)
+            await set_within(self._ends, _DATE_INTERVAL_S)
             if self._renewable is not None:
                 await self._renewable.refresh()
         self._loop = None

@@ -41,6 +41,7 @@ from nni_manager.training_services.kubernetes.observed import ObservedObjects, i
 from nni_manager.training_services.kubernetes.operator import Operator, Stage
 from nni_manager.training_services.kubernetes.pods import has_run
 from nni_manager.training_services.kubernetes.resource_calls import ResourceCalls, retry_delays_s
+from trial_keeper.event_waits import set_within
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
@@ -190,7 +191,7 @@ class KubernetesService(TrainingService):
         self._watch()
         await self._list_changed.wait()
         name = self._name_of(job_id)
-        seen = self._observed.resources.get(name)
+        seen, has_secret = await self._found(name)
         if self._was_listed:
             if seen is None or not self._calls.is_of(seen, job_id):
                 return JobPresence.UNKNOWN
@@ -200,7 +201,7 @@ class KubernetesService(TrainingService):
                 self._termination_messages[job_id] = self._observed.termination_message(job_id, verdict)
                 self._calls.start_delete(job_id, name, seen["metadata"]["uid"])
                 return JobPresence.ENDED
-            if stage is Stage.WAITING and not await self._calls.has_secret(name):
+            if not has_secret:
                 # The earlier manager died before it created the secrets: no pod of this job can start.
                 self._calls.start_delete(job_id, name, seen["metadata"]["uid"])
                 return JobPresence.UNKNOWN
@@ -210,6 +211,17 @@ class KubernetesService(TrainingService):
             self._apply_document(job, seen)
         self._spawn(self._missing_pods.check())
         return JobPresence.RUNNING
+
+    async def _found(self, name: str) -> tuple[Document | None, bool]:
+        """A resource, and False if it waits for pods and has no secret."""
+        while True:
+            seen = self._observed.resources.get(name)
+            if not self._was_listed or seen is None or self._operator.stage_of(seen) is not Stage.WAITING:
+                return seen, True
+            has_secret = await self._calls.has_secret(name)
+            if self._observed.resources.get(name) is seen:
+                return seen, has_secret
+            # The watch has shown a change meanwhile, and no event will report it again.
 
     def termination_message(self, job_id: str) -> str:
         """The message that the cluster still had at adoption; empty if none."""
@@ -407,9 +419,7 @@ class KubernetesService(TrainingService):
         deadline_s = time.monotonic() + _POD_LAG_S
         while not is_shown():
             self._pods_changed.clear()
-            try:
-                await asyncio.wait_for(self._pods_changed.wait(), deadline_s - time.monotonic())
-            except (TimeoutError, asyncio.TimeoutError):
+            if not await set_within(self._pods_changed, deadline_s - time.monotonic()):
                 return
 
     def _end_deleted(self, job: KubernetesJob, pending_reason: str) -> None:

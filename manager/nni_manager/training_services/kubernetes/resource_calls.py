@@ -21,6 +21,7 @@ from nni_manager.training_services.kubernetes.errors import AlreadyExists, NotFo
 from nni_manager.training_services.kubernetes.job_states import KubernetesJob
 from nni_manager.training_services.kubernetes.operator import Operator
 from nni_manager.training_services.kubernetes.resources import PODS, SECRETS
+from trial_keeper.event_waits import set_within
 from trial_keeper.settings import KeeperSettings
 
 if TYPE_CHECKING:
@@ -180,8 +181,7 @@ class ResourceCalls:
         if self._is_last_chance.is_set():
             await asyncio.sleep(min(delay_s, _FIRST_RETRY_DELAY_S))
             return
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._is_last_chance.wait(), delay_s)
+        await set_within(self._is_last_chance, delay_s)
 
     def note_gone(self, uid: str) -> None:
         """Record that the resource with this uid does not exist anymore."""

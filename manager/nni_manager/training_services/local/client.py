@@ -24,6 +24,7 @@ from nni_manager.training_services.local.fork_server import KeeperForkServer
 from nni_manager.training_services.local.gpus import GpuShares, gpus_in_use, gpus_of_this_machine
 from nni_manager.training_services.local.section import LocalSection
 from trial_keeper import processes
+from trial_keeper.event_waits import set_within
 from trial_keeper.gpus import GpusUnseen
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.documents import TrialDocument
@@ -108,9 +109,8 @@ class LocalTrainingService(TrainingService):
                     return
                 others = self._gpus.used_by_others(in_use)
                 self._why_pending[job_id] = _why_pending(count, others)
-                with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                    # A job that ends is an event; another program's end is not.
-                    await asyncio.wait_for(self._gpus_were_freed.wait(), _GPU_POLL_S if others else None)
+                # A job that ends is an event; another program's end is not.
+                await set_within(self._gpus_were_freed, _GPU_POLL_S if others else None)
         finally:
             self._why_pending.pop(job_id, None)
 
@@ -217,9 +217,11 @@ class LocalTrainingService(TrainingService):
                 key=lambda each: each.start_ticks,
                 default=None,
             )
+            gpu_indices = await asyncio.to_thread(self._gpus_in_workspace, job_id)
             if identity is None or not self._watch(job_id, identity.pid, identity):
                 return JobPresence.UNKNOWN
-            self._gpus.hold(job_id, await asyncio.to_thread(self._gpus_in_workspace, job_id))
+            # At once: the job may end at any time, and its end releases the GPUs.
+            self._gpus.hold(job_id, gpu_indices)
             self._write_identity(job_id, identity)
             return JobPresence.RUNNING
         identity, gpu_indices = stored

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -34,6 +33,7 @@ from nni_manager.training_services.openpai.job import (
 from nni_manager.training_services.openpai.job_log import ends_of_logs
 from nni_manager.training_services.openpai.rest import LIVE, OUT_OF_MEMORY, JobStatus, OpenPai, PaiJobState
 from nni_manager.training_services.openpai.termination import TerminationMessages
+from trial_keeper.event_waits import set_within
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
@@ -304,8 +304,7 @@ class OpenPaiService(TrainingService):
             self._set_problem(problem or self._of_limit())
             if not problem:
                 self._listed, self._is_unreachable = None, False
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._interval_s)
+            await set_within(self._wake, self._interval_s)
 
     def _adapt_interval(self, *, is_limited: bool) -> None:
         # Doubled at once and shortened in steps, so that experiments of one user converge to equal shares of the limit.

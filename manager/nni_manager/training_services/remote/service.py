@@ -26,6 +26,7 @@ from nni_manager.training_services.remote.placement import MachineView, Placemen
 from nni_manager.training_services.remote.pool import MachinePool, RemoteShare
 from nni_manager.training_services.remote.section import RemoteSection
 from nni_manager.training_services.ssh.client import MachineAway
+from trial_keeper.event_waits import set_within
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 
@@ -119,8 +120,7 @@ class RemoteService(TrainingService):
                 if self._placements.take(job_id, views, preferred) is not None:
                     return
                 self._why_pending[job_id] = self._placements.why_pending(views, away)
-                with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), _GPU_POLL_S)
+                await set_within(self._changed, _GPU_POLL_S)
         finally:
             self._why_pending.pop(job_id, None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 import time
@@ -23,6 +22,7 @@ from nni_manager.training_services.slurm.client import Slurm
 from nni_manager.training_services.slurm.jobs import Job, JobFiles, queue_problem
 from nni_manager.training_services.slurm.section import SlurmSection
 from nni_manager.training_services.slurm.states import JobEndState, JobRow, end_of
+from trial_keeper.event_waits import set_within
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 
@@ -206,8 +206,7 @@ class SlurmService(TrainingService):
             except NniManagerError as error:
                 problem = str(error)
             self._set_problem(problem)
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), POLL_S)
+            await set_within(self._wake, POLL_S)
 
     async def _poll_once(self) -> None:
         rows = await self._rows()

@@ -1,0 +1,41 @@
+"""Waiting for an event in tasks that are cancelled."""
+
+import asyncio
+
+import pytest
+from deadlines import scaled_s
+
+from trial_keeper.event_waits import set_within
+
+
+@pytest.mark.parametrize("passes", range(5))
+async def test_a_task_that_waits_again_and_again_ends_if_it_is_cancelled_while_the_event_is_set(passes):
+    event, waits = asyncio.Event(), 0
+
+    async def wait_again_and_again():
+        nonlocal waits
+        while True:
+            event.clear()
+            waits += 1
+            await set_within(event, 1e6)
+
+    task = asyncio.ensure_future(wait_again_and_again())
+    while not waits:
+        await asyncio.sleep(0)
+    event.set()
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=scaled_s(5))
+    is_cancelled = task.cancelled()
+    task.cancel()  # if the first one was lost
+    assert is_cancelled
+
+
+async def test_the_result_says_whether_the_event_is_set():
+    event = asyncio.Event()
+    assert not await set_within(event, 0)
+    assert not await set_within(event, -1)
+    asyncio.get_running_loop().call_later(0.01, event.set)
+    assert await set_within(event, None)
+    assert await set_within(event, 0)
