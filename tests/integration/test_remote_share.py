@@ -1,9 +1,13 @@
 """The files of an experiment on its machines, which are real SSH servers."""
 
+import asyncio
+import contextlib
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from deadlines import DEADLINE_S
 from real_experiment import wait_until
 from ssh_machines import ssh_machines_here
 
@@ -127,3 +131,24 @@ def test_a_machine_is_used_although_a_file_queued_for_it_was_removed(site, pool)
     pool.thread.run(client.send_later(path))
     site.machines["one"].start()
     wait_until(lambda: client.is_up, "the machine is used")
+
+
+def test_a_file_is_sent_at_once_while_the_jobs_of_a_new_connection_are_looked_up(site, tmp_path):
+    workspace, looks = Workspace(tmp_path / "EXPT"), threading.Event()
+    workspace.root.mkdir()
+
+    async def look_for_ever(client):
+        looks.set()
+        await asyncio.Event().wait()
+
+    machine = site.machines["one"]
+    machine.stop()
+    pool = MachinePool([RemoteMachine("127.0.0.1", machine.port)], workspace, on_up=look_for_ever)
+    with contextlib.closing(pool):
+        client = pool.clients[key(site, "one")]
+        wait_until(lambda: client.problem, "the machine is away")
+        machine.start()
+        assert looks.wait(DEADLINE_S)
+        workspace.run_sh.write_text("exit 0")
+        RemoteShare(pool).send(workspace.run_sh)
+        assert has(site, "one", workspace.run_sh.name)

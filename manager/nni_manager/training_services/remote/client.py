@@ -166,7 +166,7 @@ class MachineClient:
     async def send_later(self, path: Path, *, is_fixed: bool = False) -> None:
         """Send a file or an empty folder, at the latest when the machine answers again."""
         unsent = self._unsent[path] = _Unsent(is_fixed)
-        if self.is_up and not self.problem:
+        if self.is_up:
             try:
                 await self._send_now(path, is_fixed=is_fixed)
                 self._note_sent(path, unsent)
