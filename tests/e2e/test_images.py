@@ -230,8 +230,8 @@ def test_orphans_are_reaped_while_the_trial_runs_and_killed_when_the_trial_ends(
 def test_the_keeper_reports_an_oom_kill_of_its_trial(site, a_keeper):
     site.gate("gate")
     keeper = a_keeper("exec python3 train.py", "--memory=96m", "--memory-swap=96m", train=GREEDY)
-    # The keeper is connected then, and needs no more memory. If it needs some in the instant in which the trial is killed, whose
-    # memory is not free yet, the kernel kills the keeper as well.
+    # The trial fills the memory only when the keeper is connected and needs no more. The memory of a killed trial is not free at
+    # once: a keeper that needs some in that moment is killed as well.
     site.manager.wait_for_bytes(b"hungry")
     site.open_gate("gate")
     assert keeper.wait() == 128 + signal.SIGKILL

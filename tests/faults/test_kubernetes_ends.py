@@ -157,6 +157,7 @@ BEFORE = (no_image, no_mount, no_node, no_quota, denied, command_fails)
 ANYWHERE = (no_image, no_node, no_quota, drained, pod_deleted, job_deleted, command_fails)
 """The failures that a test can cause on any cluster."""
 SMOKE = (no_image, evicted)
+"""One reason from an event, and one from a pod."""
 WAITS = "not started yet: "
 DELETED = "but not by this manager"
 CAUSES = {

@@ -19,9 +19,9 @@ from trial_keeper.host.link import (
     LOG_BYTES_PER_S,
     MESSAGES_AT_ONCE,
     ManagerLink,
-    within,
 )
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.timeouts import within
 from trial_keeper.wire.convert import keeper_messages_from_bytes, manager_messages_to_bytes
 from trial_keeper.wire.documents import ManagerDocument
 from trial_keeper.wire.messages import (

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +72,9 @@ def _opened_for_writing(pipe):
     """A descriptor of a named pipe, or None while no process reads from the pipe."""
     try:
         return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
         return None
 
 

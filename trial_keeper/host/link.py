@@ -8,16 +8,16 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from trial_keeper.core.events import Event, LinkLost, LinkRefused
-from trial_keeper.event_waits import set_within
 from trial_keeper.host.trust import TLS_OPTIONS, verify_certificate
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.timeouts import set_within, within
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
 from trial_keeper.wire.listener_uid import UntrustedListener, verify_address
 from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, TrialRevoked, Usage
@@ -27,7 +27,6 @@ from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 from trial_keeper.wire.workspace import Workspace
 
-_Result = TypeVar("_Result")
 # gRPC's own timeout for an unresponsive address is 20 s.
 CONNECT_TIMEOUT_S = 10.0
 CHANNEL_OPTIONS = [
@@ -245,7 +244,9 @@ class ManagerLink:
             outcome: LinkLost | LinkRefused = await self._outcome(outgoing)
         except Exception as error:  # noqa: BLE001 - such as: no thread can be started, because the trial has used up all pids
             # Otherwise nobody would notice the end of this task, and the keeper would never connect again.
-            outcome = LinkLost(f"cannot connect: {error!r}; free memory or processes in the container")
+            outcome = LinkLost(
+                f"cannot connect: {error!r}; free memory or processes in the container, or report a bug of trial-keeper"
+            )
         self._post_of(outgoing, outcome)
 
     def _post_of(self, outgoing: _SendQueue, event: Event) -> None:
@@ -298,27 +299,6 @@ class ManagerLink:
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-
-
-async def within(timeout_s: float, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Return the result of `work`, if that finishes in time.
-
-    asyncio.wait_for before Python 3.12 may lose a cancellation in the tick in which `work` ends. A cancelled stream would then
-    open beside its successor, and closing the link would wait for that stream forever.
-
-    Raises:
-        TimeoutError: `work` did not finish in time.
-    Source: python/cpython issue 86296.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        done, _ = await asyncio.wait({task}, timeout=timeout_s)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    if not done:
-        raise TimeoutError
-    return task.result()
 
 
 async def _send(call: Any, outgoing: _SendQueue) -> None:

@@ -19,7 +19,7 @@ from nni_manager.store.reader import StoreReader
 from nni_manager.support.leftovers import end_processes_of, processes_of
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.platform import platform_of
-from trial_keeper.event_waits import set_within
+from trial_keeper.timeouts import set_within
 
 # Maximum number of process ids or jobs in a message.
 _MAX_NAMED = 5

@@ -27,7 +27,7 @@ from nni_manager.errors import RetryableError
 from nni_manager.store.rows import RowWrite, UsageRow, Write
 from nni_manager.store.writer import Store
 from nni_manager.support.clock import monotonic_epoch_s
-from trial_keeper.event_waits import set_within
+from trial_keeper.timeouts import set_within
 from trial_keeper.wire.messages import AttemptKey
 
 log = logging.getLogger(__name__)

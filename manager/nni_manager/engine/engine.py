@@ -43,7 +43,7 @@ from nni_manager.support.clock import monotonic_epoch_s
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.tuner.assessment import Assessment
 from nni_manager.tuner.base import BaseTuner
-from trial_keeper.event_waits import set_within
+from trial_keeper.timeouts import set_within
 from trial_keeper.wire.limits import collected
 from trial_keeper.wire.messages import Stream
 from trial_keeper.wire.reasons import ExitReason

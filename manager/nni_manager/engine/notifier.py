@@ -24,7 +24,7 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.notifications import Notification, NotificationEvent, Notifications
 from nni_manager.domain.trial import Trial
 from nni_manager.support.backoff import delays_s
-from trial_keeper.event_waits import set_within
+from trial_keeper.timeouts import set_within
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nni_manager.errors import CANNOT_LISTEN, UserError
 from nni_manager.support.server_tls import RenewableCertificate
-from trial_keeper.event_waits import set_within
+from trial_keeper.timeouts import set_within
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector

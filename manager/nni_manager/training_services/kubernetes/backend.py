@@ -41,8 +41,8 @@ from nni_manager.training_services.kubernetes.observed import ObservedObjects, i
 from nni_manager.training_services.kubernetes.operator import Operator, Stage
 from nni_manager.training_services.kubernetes.pods import has_run
 from nni_manager.training_services.kubernetes.resource_calls import ResourceCalls, retry_delays_s
-from trial_keeper.event_waits import set_within
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.timeouts import set_within
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
 

@@ -21,8 +21,8 @@ from nni_manager.training_services.kubernetes.errors import AlreadyExists, NotFo
 from nni_manager.training_services.kubernetes.job_states import KubernetesJob
 from nni_manager.training_services.kubernetes.operator import Operator
 from nni_manager.training_services.kubernetes.resources import PODS, SECRETS
-from trial_keeper.event_waits import set_within
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.timeouts import set_within
 
 if TYPE_CHECKING:
     from nni_manager.training_services.kubernetes.azure_share import AzureShare

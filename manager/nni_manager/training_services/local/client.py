@@ -24,9 +24,9 @@ from nni_manager.training_services.local.fork_server import KeeperForkServer
 from nni_manager.training_services.local.gpus import GpuShares, gpus_in_use, gpus_of_this_machine
 from nni_manager.training_services.local.section import LocalSection
 from trial_keeper import processes
-from trial_keeper.event_waits import set_within
 from trial_keeper.gpus import GpusUnseen
 from trial_keeper.settings import KeeperSettings, without_settings
+from trial_keeper.timeouts import set_within
 from trial_keeper.wire.documents import TrialDocument
 from trial_keeper.wire.safe_open import open_beneath
 from trial_keeper.wire.signatures import DocumentInvalid

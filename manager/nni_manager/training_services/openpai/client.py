@@ -33,8 +33,8 @@ from nni_manager.training_services.openpai.job import (
 from nni_manager.training_services.openpai.job_log import ends_of_logs
 from nni_manager.training_services.openpai.rest import LIVE, OUT_OF_MEMORY, JobStatus, OpenPai, PaiJobState
 from nni_manager.training_services.openpai.termination import TerminationMessages
-from trial_keeper.event_waits import set_within
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.timeouts import set_within
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
 

@@ -26,8 +26,8 @@ from nni_manager.training_services.remote.placement import MachineView, Placemen
 from nni_manager.training_services.remote.pool import MachinePool, RemoteShare
 from nni_manager.training_services.remote.section import RemoteSection
 from nni_manager.training_services.ssh.client import MachineAway
-from trial_keeper.event_waits import set_within
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.timeouts import set_within
 from trial_keeper.wire.reasons import ExitReason
 
 logger = logging.getLogger(__name__)

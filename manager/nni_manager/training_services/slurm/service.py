@@ -22,8 +22,8 @@ from nni_manager.training_services.slurm.client import Slurm
 from nni_manager.training_services.slurm.jobs import Job, JobFiles, queue_problem
 from nni_manager.training_services.slurm.section import SlurmSection
 from nni_manager.training_services.slurm.states import JobEndState, JobRow, end_of
-from trial_keeper.event_waits import set_within
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.timeouts import set_within
 from trial_keeper.wire.reasons import ExitReason
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from deadlines import scaled_s
 
-from trial_keeper.event_waits import set_within
+from trial_keeper.timeouts import set_within
 
 
 @pytest.mark.parametrize("passes", range(5))
