@@ -6,9 +6,10 @@ The manager creates a `KeeperSettings` and adds `to_environ()` to the job; the k
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 
 from trial_keeper.errors import SettingsInvalid
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.messages import Stream
 
 PREFIX = "TRIAL_KEEPER_"

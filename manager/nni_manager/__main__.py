@@ -10,11 +10,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 
 from nni_manager.startup import deferred_gc
+from trial_keeper.frozen_dataclass import dataclass
 
 # isort: split
 

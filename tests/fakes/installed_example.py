@@ -18,9 +18,9 @@ def installed_example():
     atexit.register(shutil.rmtree, folder)
     # A copy is built, because setuptools would create a folder build/ in the checkout.
     shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, folder / "source"], check=True)
-    (wheel,) = folder.glob("*.whl")
     site = folder / "site"
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", site, wheel], check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    # Without isolation, pip does not install setuptools for this build: the tests' environment has it.
+    options = ["--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "install", *options, "--target", site, folder / "source"], check=True)
     return str(site)

@@ -6,6 +6,7 @@ No code outside of the packages names a platform.
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import platforms as contract
@@ -227,6 +228,19 @@ def test_a_platform_of_an_installed_package_works_in_files_of_both_schemas_and_i
         assert stored == config
         assert platform_of(stored).check().where == "testbed, which says hi"
         assert json.loads(config.to_json())["testbedConfig"] == {"greeting": "hi"}
+
+
+def test_distributions_are_read_once_and_again_after_an_installation(install, monkeypatch):
+    reads = []
+    read = metadata.entry_points
+    monkeypatch.setattr(metadata, "entry_points", lambda **group: reads.append(1) or read(**group))
+    install("a", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
+    read_experiment_file(Path("v2.yml"))
+    read_experiment_file(Path("v1.yml"))
+    assert len(reads) == 1
+    install("b", provides="second")
+    assert [row.name for row in installed_platforms()] == ["second", "testbed"]
+    assert len(reads) == 2
 
 
 def test_an_experiment_is_shown_but_cannot_run_if_its_platform_package_is_absent(install, monkeypatch):

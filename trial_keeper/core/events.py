@@ -1,8 +1,7 @@
 """The keeper's inputs (events, named by past participles) and outputs (effects, named by imperatives)."""
 
-from dataclasses import dataclass
-
 from trial_keeper.core.replication import SendChunk
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire import messages as m
 from trial_keeper.wire.file_changes import FileChange
 from trial_keeper.wire.reasons import ExitReason

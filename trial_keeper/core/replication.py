@@ -20,8 +20,8 @@ stream ends there permanently, and bytes that are appended later do not count.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.limits import QUOTA_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Offsets, Stream
 

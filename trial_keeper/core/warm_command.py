@@ -1,8 +1,9 @@
 """Recognises commands that a warm interpreter can run: `python script.py arguments`, without any use of a shell."""
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+
+from trial_keeper.frozen_dataclass import dataclass
 
 _PYTHON = re.compile(r"(?:[A-Za-z0-9_@%+:,./-]*/)?python(?:3(?:\.[0-9]+)?)?")
 # Characters without a special meaning to bash anywhere in a word. `=` is special only in the first word, the interpreter's, which

@@ -10,10 +10,10 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.small_files import read_all
 
 ROOT = Path("/")

@@ -14,13 +14,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
 
 from trial_keeper import __version__
 from trial_keeper.errors import KeeperError
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.gpus import BindingMissing, GpusUnseen, gpus_here
 from trial_keeper.host.mount import check_mounted, check_writing, written_folder
 from trial_keeper.programs import foreign_nnictl

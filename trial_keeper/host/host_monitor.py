@@ -4,9 +4,9 @@ import os
 import signal
 import tempfile
 import time
-from dataclasses import dataclass
 
 from trial_keeper.exit_codes import of_signal
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.host.cached_listing import CachedListing
 from trial_keeper.host.cgroups import MemoryCgroup
 from trial_keeper.host.orphan_reaper import OrphanReaper

@@ -9,12 +9,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trial_keeper.core.warm_command import WarmCommand
 from trial_keeper.errors import WarmStartRefused
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.processes import end_below
 from trial_keeper.wire.safe_open import open_to_append
 

@@ -7,9 +7,10 @@ of its own job's attempts, and the manager those of all other jobs, which it the
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.attempt_ids import sort_key
 from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.signatures import DocumentInvalid, check_signature, signed

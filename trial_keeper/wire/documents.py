@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.checkpoints import Checkpoint, checkpoint_of
 from trial_keeper.wire.messages import AttemptKey, Environment, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason

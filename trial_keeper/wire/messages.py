@@ -5,9 +5,10 @@ Each class has a counterpart of the same name in proto/trial_keeper/wire/v1/keep
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.reasons import ExitReason
 
 # No file is larger, and SQLite stores no larger integer.

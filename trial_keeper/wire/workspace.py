@@ -29,9 +29,9 @@ Manager and keeper have the same tree at different mount points, so each side ma
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.attempt_ids import is_attempt_id, is_legacy_number, sort_key
 from trial_keeper.wire.documents import ManagerDocument
 from trial_keeper.wire.messages import AttemptKey, Stream

@@ -27,7 +27,6 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,7 @@ from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.platform import Locations, platform_of
 from nni_manager.tuner.untrusted_metadata import strip_pickles
 from trial_keeper import __version__
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.safe_open import UnsafePath, is_safe_name, open_beneath
 from trial_keeper.wire.workspace import Workspace
 

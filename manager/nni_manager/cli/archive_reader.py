@@ -15,11 +15,11 @@ import posixpath
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from nni_manager.engine.code_snapshot import MAX_BYTES as MAX_CODE_BYTES
 from nni_manager.errors import UserError
+from trial_keeper.frozen_dataclass import dataclass
 
 # An extended header holds paths or an owner's name; the longest path of Linux has 4 KiB.
 _MAX_HEADER_BYTES = 64 * 1024

@@ -11,7 +11,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
@@ -21,6 +20,7 @@ from nni_manager.cli.options import example, experiment_argument, group, trial_o
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.errors import NniManagerError, RetryableError, UserError
+from trial_keeper.frozen_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nni_manager.engine.shared_files import SharedFiles

@@ -7,13 +7,13 @@ import difflib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_manager.client.manager_client import ManagerClient, ManagerRefusal, ManagerUnresponsive
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store import folders
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.safe_open import is_safe_name
 
 if TYPE_CHECKING:

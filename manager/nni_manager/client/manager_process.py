@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -28,6 +27,7 @@ from nni_manager.errors import CANNOT_LISTEN, NniManagerError, UserError
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 from nni_manager.support.plain_text import escaped
 from nni_manager.support.web_server_options import WebServerOptions
+from trial_keeper.frozen_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentSpec

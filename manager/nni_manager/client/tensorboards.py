@@ -6,12 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.store.folders import ExperimentFolder
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.processes import ProcessIdentity, terminate
 from trial_keeper.wire.small_files import replace_file
 

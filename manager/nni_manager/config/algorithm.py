@@ -6,7 +6,6 @@ Source: NNI v3.0 documentation of the built-in tuners. `seed` is our addition.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from pydantic import ConfigDict
 from nni_manager.config.schema import Schema, must_be
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.domain.objectives import OptimizeMode
+from trial_keeper.frozen_dataclass import dataclass
 
 
 class RandomArgs(Schema):

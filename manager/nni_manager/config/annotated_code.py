@@ -6,7 +6,6 @@ import os
 import shutil
 import tarfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from nni_manager.config.code_folder import CodeFolder, CodeUnusable, Entry
 from nni_manager.config.diagnostics import Diagnostic
 from nni_manager.config.ignore_file import IGNORE_FILE
 from nni_manager.errors import UserError
+from trial_keeper.frozen_dataclass import dataclass
 
 _PYTHON = ".py"
 

@@ -27,12 +27,12 @@ import re
 import tokenize
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nni_manager.config.diagnostics import Diagnostic, remedy_for_unknown
 from nni_manager.config.search_space import TYPES, read_search_space
 from nni_manager.errors import UserError
+from trial_keeper.frozen_dataclass import dataclass
 
 _MARK = "@nni."
 _EXPANDED = {"get_next_parameter": 0, "report_intermediate_result": 1, "report_final_result": 1}

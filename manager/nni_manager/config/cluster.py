@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
+
+from trial_keeper.frozen_dataclass import dataclass
 
 HIDDEN = "(hidden)"
 

@@ -5,11 +5,11 @@ import os
 import posixpath
 import stat
 import tarfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from nni_manager.config.ignore_file import IGNORE_FILE, IgnoreRules, is_left_out
 from nni_manager.errors import UserError
+from trial_keeper.frozen_dataclass import dataclass
 
 # Bounds the scan when the code folder is, for example, a home directory.
 _MAX_ENTRIES = 100_000

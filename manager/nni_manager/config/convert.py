@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from nni_manager.config.platforms import PLATFORMS
 from nni_manager.config.reader import read_first_schema, schema_of
 from nni_manager.config.schema import is_placeholder, names_of_kind
 from nni_manager.config.units import megabytes
+from trial_keeper.frozen_dataclass import dataclass
 
 _WHY_DROPPED = {
     "authorName": "the second schema has no such key",

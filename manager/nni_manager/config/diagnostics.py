@@ -6,10 +6,10 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from nni_manager.errors import UserError
+from trial_keeper.frozen_dataclass import dataclass
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The path of a value in a file: keys, and indices of items."""

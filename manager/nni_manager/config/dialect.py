@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from nni_manager.config.diagnostics import MARK, KeyPath, key_of, steps_of
+from trial_keeper.frozen_dataclass import dataclass
 
 Keys = tuple[str, ...]
 """A path of keys; `*` replaces the index of an item."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from nni_manager.support.yaml_reader import (
     explained,
     line_and_column,
 )
+from trial_keeper.frozen_dataclass import dataclass
 
 # Experiment files have some kB. PyYAML parses only 100 kB a second.
 MAX_BYTES = 512 * 1024

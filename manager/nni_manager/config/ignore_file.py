@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from trial_keeper.frozen_dataclass import dataclass
 
 IGNORE_FILE = ".nniignore"
 

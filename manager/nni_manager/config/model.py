@@ -6,7 +6,6 @@ The keys that the engine reads as they are written are those of `shared_keys.py`
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from nni_manager.config.search_space import SearchSpace, parse_search_space
 from nni_manager.config.shared_keys import STORED, SharedKeys
 from nni_manager.domain.objectives import Constraint, Objective, Objectives, OptimizeMode, single
 from nni_manager.errors import InternalError
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, key_of, shown
 from nni_manager.config.search_space import Path, SearchSpace
 from nni_manager.domain.objectives import MAXIMIZE, Objectives
+from trial_keeper.frozen_dataclass import dataclass
 
 _EXAMPLE = '[{"parameter": {"lr": 0.1}, "value": 0.93}]'
 # Other keys of an export, with their names in later versions of NNI.

@@ -16,13 +16,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, shown
 from nni_manager.config.schema import Schema, check, must_be
 from nni_manager.errors import UserError
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.small_files import replace_file
 
 if TYPE_CHECKING:

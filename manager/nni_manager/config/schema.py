@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_origin
@@ -26,6 +25,7 @@ from nni_manager.config.diagnostics import (
     shown,
 )
 from nni_manager.config.dialect import EACH, Keys
+from trial_keeper.frozen_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nni_manager.config.document import Document

@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, key_of, remedy_for_unknown, shown
 from nni_manager.config.other_spaces import in_nni_notation
+from trial_keeper.frozen_dataclass import dataclass
 
 Path: TypeAlias = tuple[str | int, ...]
 

@@ -5,8 +5,8 @@ Source: OpenPAI 1.8 and FrameworkController v1, frameworkAttemptCompletionPolicy
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.messages import TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 

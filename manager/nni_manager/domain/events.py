@@ -4,7 +4,7 @@ Times inside events are seconds since the epoch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from nni_manager.domain.jobs import Job
@@ -13,6 +13,7 @@ from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.domain.trial import Trial
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import ExitReason
 

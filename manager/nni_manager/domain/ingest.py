@@ -12,10 +12,11 @@ Each stream has a quota (`trial_keeper.wire.limits`). Bytes beyond it are ignore
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from nni_sdk import records
 from nni_sdk.records import Decoded, Garbage, Mark, Record, decode
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.checkpoints import MAX_CHECKPOINTS
 from trial_keeper.wire.limits import QUOTA_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Offsets, Stream

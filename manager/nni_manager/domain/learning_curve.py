@@ -6,8 +6,8 @@ is followed backwards from mark to mark. What an attempt reported after the chec
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.messages import AttemptKey
 
 NO_END = 2**62

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import Enum
 
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.message_summary import why_it_ended
 from nni_manager.domain.trial import Trial, TrialState
+from trial_keeper.frozen_dataclass import dataclass
 
 
 class NotificationEvent(str, Enum):

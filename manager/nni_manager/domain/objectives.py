@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from nni_manager.domain.metrics import finite_number, reason_without, reason_without_reward, reward
 from nni_manager.domain.pareto import ParetoFront
+from trial_keeper.frozen_dataclass import dataclass
 
 OptimizeMode = Literal["maximize", "minimize"]
 Item = TypeVar("Item")

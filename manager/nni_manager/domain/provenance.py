@@ -1,7 +1,8 @@
 """What ran: the code of an experiment, and the environment of an attempt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

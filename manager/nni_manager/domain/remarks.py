@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nni_manager.errors import UserError
+from trial_keeper.frozen_dataclass import dataclass
 
 MAX_TAGS = 20
 MAX_TAG_LENGTH = 64

@@ -7,10 +7,11 @@ Times are monotonic.
 """
 
 from bisect import insort
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 
 from nni_manager.domain.lost_jobs import LOST_NODE_TIMEOUT_S
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

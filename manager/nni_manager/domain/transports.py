@@ -11,11 +11,12 @@ A keeper that cannot reach its manager cannot report this problem, and its trial
 whose keepers have never connected are kept in the order of submission, and the first of them is checked.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from heapq import heappop, heappush
 
 from nni_manager.domain.state_tables import with_ignored
+from trial_keeper.frozen_dataclass import dataclass
 
 # A keeper makes its first five reconnect attempts within 6 s.
 RECONNECT_GRACE_S = 5.0

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.messages import GpuUsage, Usage
 
 

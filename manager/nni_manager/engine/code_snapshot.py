@@ -15,7 +15,6 @@ import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -23,6 +22,7 @@ from typing import IO
 from nni_manager.config.code_folder import CodeFolder, CodeUnusable, Entry
 from nni_manager.config.ignore_file import IGNORE_FILE
 from nni_manager.errors import RetryableError
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.workspace import Workspace
 
 # Source: the limits of NNI v2.10 for a code folder.

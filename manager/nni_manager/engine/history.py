@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 
 from nni_manager.config.prior_results import PriorResult
@@ -12,6 +12,7 @@ from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.assessment import PastLearningCurve
 from nni_manager.tuner.base import Observation, PastTrial
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

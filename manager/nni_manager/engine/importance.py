@@ -7,10 +7,10 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nni_manager.domain.metrics import reward
+from trial_keeper.frozen_dataclass import dataclass
 
 # PED-ANOVA compares the best 10 % of trials with all trials; below this minimum, the best 10 % is one trial.
 MIN_TRIALS = 10

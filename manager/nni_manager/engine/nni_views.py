@@ -4,7 +4,6 @@ Source: NNI v2.10 and v3.0, TrialJobInfo of the manager and nni.experiment.Trial
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.trial_messages import message_of
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import MetricRow
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.messages import Stream
 from trial_keeper.wire.workspace import Workspace
 

@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from nni_manager.store.folders import WORLD_WRITABLE_STICKY
 from nni_manager.support.keeper_bundle import KeeperBundle
 from nni_manager.training_services.base import Placement
 from nni_manager.training_services.share import Share
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.attempt_ids import is_attempt_id
 from trial_keeper.wire.checkpoints import (
     MAX_CHECKPOINTS_BYTES,

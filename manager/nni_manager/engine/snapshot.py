@@ -1,7 +1,6 @@
 """Snapshots of an experiment, taken from the engine that runs it or, without an engine, from the store."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.pruned_trials import reports_pruned
@@ -13,6 +12,7 @@ from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import StoredExperiment
 from nni_manager.training_services.base import ManagedGpu, TrainingService
+from trial_keeper.frozen_dataclass import dataclass
 
 
 def snapshot_from_stored(

@@ -6,7 +6,6 @@ block. Only the requested range of a log is read, however long the log is.
 
 import codecs
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from nni_manager.domain.attempts import Attempts, RegisteredAttempt
@@ -15,6 +14,7 @@ from nni_manager.errors import UserError
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.writer import log_path
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.attempt_ids import sort_key
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.safe_open import UnsafePath, open_beneath

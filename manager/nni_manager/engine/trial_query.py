@@ -1,7 +1,6 @@
 """Filter and order of trials, the same as in web/page/query.js: tests/page/queries.json has cases for both."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cmp_to_key
 from typing import Any, TypeAlias, TypeGuard
 
@@ -23,6 +22,7 @@ from nni_manager.engine.serializers import (
     row_note,
     row_parameters,
 )
+from trial_keeper.frozen_dataclass import dataclass
 
 Simple: TypeAlias = str | float | bool | None
 """A scalar parameter, or a list as its JSON text."""

@@ -18,7 +18,6 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -30,6 +29,7 @@ from nni_manager.experiment.config import ExperimentConfig
 from nni_manager.experiment.sections import LocalConfig
 from nni_manager.store.folders import ExperimentFolder
 from nni_sdk.objective import DESCRIPTION, PICKLE, imported
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.small_files import replace_file
 
 _SCRIPT = "trial.py"

@@ -6,12 +6,12 @@ import itertools
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nni_manager.client.results import flat
 from nni_manager.errors import UserError
 from nni_manager.experiment.data import TrialJob
+from trial_keeper.frozen_dataclass import dataclass
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

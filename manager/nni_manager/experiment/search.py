@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from nni_manager.experiment.data import TrialJob
 from nni_manager.experiment.experiment import Experiment, Function, Port
 from nni_manager.experiment.plots import Plots
 from nni_manager.experiment.sections import AlgorithmConfig
+from trial_keeper.frozen_dataclass import dataclass
 
 if TYPE_CHECKING:
     import pandas

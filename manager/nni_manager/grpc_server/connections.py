@@ -14,10 +14,11 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
+
+from trial_keeper.frozen_dataclass import dataclass
 
 log = logging.getLogger(__name__)
 

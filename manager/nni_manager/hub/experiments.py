@@ -6,7 +6,7 @@ Both are read from the stores. They are kept until a file of the store or of the
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from nni_manager.store.folders import (
     latest_first,
 )
 from nni_manager.store.reader import StoreReader
+from trial_keeper.frozen_dataclass import dataclass
 
 SPARKLINE_POINTS = 40
 """Maximum number of points of a line in the list."""

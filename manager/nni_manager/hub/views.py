@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,6 +12,7 @@ from nni_manager.store.folders import ExperimentFolder
 from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.web.api import REFUSALS, ManagerApi, refused
 from nni_manager.web.session_auth import SessionAuth
+from trial_keeper.frozen_dataclass import dataclass
 
 MAX_VIEWS = 8
 """Maximum number of experiments in memory. 1,000 trials take 3 MB."""

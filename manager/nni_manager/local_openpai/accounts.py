@@ -15,10 +15,11 @@ import json
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from nni_manager.local_openpai.errors import ApiError, bad_token, invalid_parameters
+from trial_keeper.frozen_dataclass import dataclass
 
 USER_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 MIN_PASSWORD = 6

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.store.unusable_files import why_unusable
 from nni_manager.support.loopback_auth import VerifiedConnection
 from trial_keeper import __version__
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.processes import ProcessIdentity, terminate
 from trial_keeper.wire.small_files import replace_file
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from nni_manager.local_openpai.allocator import Allocator
@@ -25,6 +25,7 @@ from nni_manager.local_openpai.notifications import Notifier
 from nni_manager.local_openpai.settings import ClusterSettings
 from nni_manager.local_openpai.store import JobStore, StoreThread, Write, effect_write, job_write
 from nni_manager.support.clock import monotonic_epoch_s
+from trial_keeper.frozen_dataclass import dataclass
 
 logger = logging.getLogger(__name__)
 

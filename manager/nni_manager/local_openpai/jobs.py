@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from nni_manager.local_openpai.core.job import JobAttempt, RecordEvent, Task
 from nni_manager.local_openpai.core.policies import RetryCounts
 from nni_manager.local_openpai.core.states import ExecutionType, State, SubState, state_of
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

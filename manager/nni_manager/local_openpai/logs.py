@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from nni_manager.local_openpai.container_logs import CURRENT, LOG_FOLDERS, old_logs
 from nni_manager.local_openpai.errors import ApiError
+from trial_keeper.frozen_dataclass import dataclass
 
 # The size that OpenPAI's log service returns in tail mode.
 TAIL_BYTES = 16 * 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from nni_manager.config.diagnostics import key_of
@@ -17,6 +17,7 @@ from nni_manager.training_services.openpai.plugins import TaskEnvironment, is_on
 from nni_manager.training_services.openpai.protocol import JobProtocol, parse
 from nni_manager.training_services.openpai.render import RenderedRole, render
 from nni_manager.training_services.openpai.scalars import javascript_text
+from trial_keeper.frozen_dataclass import dataclass
 
 # Placeholder for a container's runtime folder. The scripts are rendered once per job.
 RUNTIME_DIR = "/folder-of-this-container"

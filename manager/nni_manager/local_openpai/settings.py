@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from nni_manager.errors import UserError
 from nni_manager.local_openpai.core.queue import ResourceCounts
 from nni_manager.training_services.local.gpus import gpus_of_this_machine
+from trial_keeper.frozen_dataclass import dataclass
 
 # The port of OpenPAI's REST server.
 DEFAULT_PORT = 9186

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from nni_manager.store import lease
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.store.unusable_files import why_no_folder, why_unusable, why_unusable_database
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.small_files import replace_file
 from trial_keeper.wire.workspace import Workspace
 

@@ -18,11 +18,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from nni_manager.errors import UserError
 from nni_manager.store.owner_lock import opened
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.processes import boot_id
 
 HEARTBEAT_INTERVAL_S = 3.0

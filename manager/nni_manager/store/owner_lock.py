@@ -6,8 +6,9 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from trial_keeper.frozen_dataclass import dataclass
 
 # `is_owned` holds the lock for a moment; an owner that starts waits for that.
 _OWNED_TIMEOUT_S = 1.0

@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ from nni_manager.store.rows import (
     mark_of,
     trial_of,
 )
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.messages import AttemptKey, Stream, Usage
 
 # SQLite's busy timeout: how long it waits for another writer.

@@ -4,7 +4,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +20,7 @@ from nni_manager.domain.trial_run import TrialRun
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.store.queries import QUERIES
 from nni_sdk.records import Mark
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.messages import AttemptKey, Environment, Usage
 from trial_keeper.wire.reasons import ExitReason
 

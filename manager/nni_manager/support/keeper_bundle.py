@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from nni_manager.errors import UserError
 from trial_keeper import __version__
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.versions import versions_agree
 
 KeeperSource = Literal["auto", "image", "bundle"]

@@ -10,12 +10,13 @@ import logging
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_manager.errors import UserError
+from trial_keeper.frozen_dataclass import dataclass
 
 if TYPE_CHECKING:
     import ssl

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nni_manager.support.server_tls import TlsFiles
+from trial_keeper.frozen_dataclass import dataclass
 
 if TYPE_CHECKING:
     import argparse

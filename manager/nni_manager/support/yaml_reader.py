@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import yaml
+
+from trial_keeper.frozen_dataclass import dataclass
 
 # Aliases expand a short text to a large value. A file of half a MiB has about this many values without aliases.
 MAX_VALUES = 100_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.results import flat, parsed
 from nni_manager.domain.trial import TrialState
 from nni_manager.store.reader import StoreReader
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

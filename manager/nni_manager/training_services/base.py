@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
 from nni_manager.domain.completion import Completion
 from nni_manager.support.keeper_bundle import KeeperBundle
 from nni_manager.training_services.share import Share
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,6 +21,7 @@ from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from nni_manager.training_services.share import Share
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.workspace import Workspace
 
 LOOPBACK = "127.0.0.1"

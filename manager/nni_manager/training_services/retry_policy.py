@@ -1,8 +1,7 @@
 """How calls to an unresponsive cluster are retried."""
 
-from dataclasses import dataclass
-
 from nni_manager.support import backoff
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from trial_keeper.frozen_dataclass import dataclass
 
 # Later results are not assessed: the quality of a trial shows earlier, and ten thousand such trials fit into memory.
 MAX_STEPS = 10_000

@@ -6,12 +6,12 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.errors import InternalError
+from trial_keeper.frozen_dataclass import dataclass
 
 JsonScalar: TypeAlias = str | int | float | bool | None
 Position = TypeVar("Position")

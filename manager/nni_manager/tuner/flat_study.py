@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.flat_space import FlatSpace
 from nni_manager.tuner.lazy import Floats, FrozenTrial, NDArray, np
 from nni_manager.tuner.samplers import IMPORTED
+from trial_keeper.frozen_dataclass import dataclass
 
 # The cost of a fit grows with the cube of the number of trials. The best and the latest are kept, half of each.
 MAX_TRIALS = 200

@@ -10,7 +10,6 @@ Expected Improvement for Bayesian Optimization, 2023, for its logarithm.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from nni_manager.errors import InternalError
 from nni_manager.startup.single_threaded_blas import one_blas_thread
+from trial_keeper.frozen_dataclass import dataclass
 
 with one_blas_thread():
     from scipy.linalg.lapack import dpotrf, dpotri, dpotrs

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
 from nni_manager.config.algorithm import RandomArgs
 from nni_manager.tuner.lazy import BaseDistribution, BaseSampler, FrozenTrial, Study, optuna
+from trial_keeper.frozen_dataclass import dataclass
 
 Space: TypeAlias = Mapping[str, BaseDistribution]
 IMPORTED = "imported"

@@ -12,12 +12,12 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from itertools import islice
 
 from nni_manager.engine import serializers
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.web.json_encoding import to_json
+from trial_keeper.frozen_dataclass import dataclass
 
 INTERVAL_S = 0.5
 """Minimum interval between documents."""

@@ -7,7 +7,7 @@ changes, so browsers cache them without revalidation. A reload transfers only th
 import gzip
 import importlib.util
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from nni_manager.web.compression import takes_gzip
+from trial_keeper.frozen_dataclass import dataclass
 
 FOLDER = Path(__file__).parent / "page"
 # All of these addresses serve the same document; the page's router reads the address.

@@ -6,7 +6,7 @@ Source: OpenAPI Specification 3.1.
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from starlette.routing import Route
 from nni_manager.web.auth_middleware import MAX_BODY_BYTES
 from nni_manager.web.session_auth import KEY_HEADER
 from trial_keeper import __version__
+from trial_keeper.frozen_dataclass import dataclass
 
 Schema = Mapping[str, Any]
 ONE: Schema = {"type": "object"}

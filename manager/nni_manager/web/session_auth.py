@@ -15,12 +15,12 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from nni_manager.engine.tokens import api_token_of, is_token, token_of
 from nni_manager.errors import RetryableError
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.small_files import replace_file
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ Source of the codes and their causes: microsoft/pai v1.8.1 (k8s-job-exit-spec.ya
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from trial_keeper.frozen_dataclass import dataclass
 
 _RETRY = "wait for the next retry"
 _ADMIN = "tell the cluster's administrator"

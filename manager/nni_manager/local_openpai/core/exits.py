@@ -9,10 +9,11 @@ derived from the error names in the phrases. Codes 229, 230 and 235 are never re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from nni_manager.local_openpai.core.exit_explanations import EXIT_EXPLANATIONS, ExitExplanation
+from trial_keeper.frozen_dataclass import dataclass
 
 STOPPED_BY_USER = -210
 STOPPED_BY_COMPLETION = -220

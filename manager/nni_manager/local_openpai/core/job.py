@@ -11,7 +11,7 @@ failure stays failed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 
 from nni_manager.local_openpai.core.exits import STOPPED, STOPPED_BY_COMPLETION, STOPPED_BY_USER, TaskExit
@@ -28,6 +28,7 @@ from nni_manager.local_openpai.core.states import (
     TransitionEvent,
     state_of,
 )
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from nni_manager.local_openpai.core.policies import CompletionPolicy, RetryPolicy
 from nni_manager.local_openpai.core.queue import ResourceCounts
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nni_manager.config.diagnostics import KeyPath, shown
 from nni_manager.config.document import Document
 from nni_manager.training_services.kubernetes.pod_template import TemplateReading
 from nni_manager.training_services.kubernetes.section import RoleConfig
+from trial_keeper.frozen_dataclass import dataclass
 
 _API_VERSION, _KIND = "frameworkcontroller.microsoft.com/v1", "Framework"
 _NAME = re.compile(r"[a-z0-9]{1,63}")

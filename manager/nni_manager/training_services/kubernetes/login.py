@@ -6,12 +6,12 @@ Source: kubectl's rules, in their order; NNI for KUBECONFIG and ~/.kube/config.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nni_manager.errors import UserError
 from trial_keeper import __version__
+from trial_keeper.frozen_dataclass import dataclass
 
 _USUAL = Path("~/.kube/config")
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
 
@@ -16,6 +15,7 @@ from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.render import labels_of
 from nni_manager.training_services.kubernetes.resources import LOCAL_QUEUES, Resource
 from nni_manager.training_services.kubernetes.section import KubernetesConfig
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 

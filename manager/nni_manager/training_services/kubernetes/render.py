@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from nni_manager.errors import InternalError
@@ -21,6 +21,7 @@ from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.pod_template import with_labels, with_template
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.settings import PREFIX, KeeperSettings
 
 TOKEN = "token"

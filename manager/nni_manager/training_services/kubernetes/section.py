@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from nni_manager.config.cluster import ClusterConfig, hidden
 from nni_manager.support.keeper_bundle import KeeperSource
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +128,4 @@ class KubernetesConfig(ClusterConfig):
     def of_stored(cls, fields: dict[str, Any]) -> ClusterConfig:
         """The section with these fields; the kind of the storage is stored before its fields."""
         _, storage = fields["storage"]
-        return super(KubernetesConfig, cls).of_stored({**fields, "storage": storage})
+        return super(KubernetesConfig, cls).of_stored({**fields, "storage": storage})  # noqa: UP008 - slots make a new class

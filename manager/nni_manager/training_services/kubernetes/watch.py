@@ -12,13 +12,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from nni_manager.errors import NniManagerError
 from nni_manager.support.backoff import delays_s
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
 from nni_manager.training_services.kubernetes.errors import Forbidden, ResourceExpired
 from nni_manager.training_services.kubernetes.resources import Resource
+from trial_keeper.frozen_dataclass import dataclass
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from nni_manager.config.cluster import ClusterConfig
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

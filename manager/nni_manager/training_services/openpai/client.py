@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 from urllib.parse import urlencode
@@ -33,6 +33,7 @@ from nni_manager.training_services.openpai.job import (
 from nni_manager.training_services.openpai.job_log import ends_of_logs
 from nni_manager.training_services.openpai.rest import LIVE, OUT_OF_MEMORY, JobStatus, OpenPai, PaiJobState
 from nni_manager.training_services.openpai.termination import TerminationMessages
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.timeouts import set_within
 from trial_keeper.wire.reasons import ExitReason

@@ -12,7 +12,6 @@ import copy
 import hashlib
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -27,6 +26,7 @@ from nni_manager.training_services.openpai.render import render
 from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.settings import PREFIX, KeeperSettings
 
 TOKEN_SECRET = "trial_keeper_token"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nni_manager.config.diagnostics import Diagnostic
 from nni_manager.errors import UserError
+from trial_keeper.frozen_dataclass import dataclass
 
 Path = tuple[str | int, ...]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from nni_manager.config.diagnostics import key_of, shown
@@ -18,6 +18,7 @@ from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagn
 from nni_manager.training_services.openpai.protocol import JobProtocol, PluginCall, ProtocolTaskRole
 from nni_manager.training_services.openpai.scalars import javascript_text
 from nni_manager.training_services.openpai.templates import fill_parameter
+from trial_keeper.frozen_dataclass import dataclass
 
 SSH_BARRIER_INTERVAL_S = 10
 # Five hours. The runtime uses this value, although the documentation states 30 minutes.

@@ -8,7 +8,7 @@ Source: microsoft/openpai-protocol schemas/v2/schema.yaml, as microsoft/pai v1.8
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -17,6 +17,7 @@ from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagn
 from nni_manager.training_services.openpai.scalars import javascript_text
 from nni_manager.training_services.openpai.schema import CHANGES, RUNTIME_PLUGINS
 from nni_manager.training_services.openpai.validation import diagnostics_of, mangled, warnings_of
+from trial_keeper.frozen_dataclass import dataclass
 
 # Every task gets one port of each of these labels, besides those it requests.
 DEFAULT_PORTS: Mapping[str, int] = {"ssh": 1, "http": 1}

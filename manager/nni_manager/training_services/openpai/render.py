@@ -6,7 +6,6 @@ Source: microsoft/pai v1.8.1 (deployments and the first stage of templates), mic
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from nni_manager.config.diagnostics import key_of
 from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, ProtocolInvalid
@@ -23,6 +22,7 @@ from nni_manager.training_services.openpai.protocol import (
 )
 from nni_manager.training_services.openpai.scalars import javascript_text
 from nni_manager.training_services.openpai.templates import TemplateInvalid, fill_at_submission, fill_secrets
+from trial_keeper.frozen_dataclass import dataclass
 
 _HEAD = "#!/bin/bash\n\nset -o errexit\nset -o nounset\nset -o pipefail\n\n"
 

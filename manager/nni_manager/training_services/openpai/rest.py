@@ -10,7 +10,7 @@ import copy
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +21,7 @@ from nni_manager.training_services.errors import ClusterUnavailable
 from nni_manager.training_services.openpai import connection
 from nni_manager.training_services.openpai.export import dumped
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
+from trial_keeper.frozen_dataclass import dataclass
 
 # Source: the default limit of OpenPAI's job list. It also accepts explicit limits up to 50000.
 PAGE_ROWS = 5000

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from email.utils import format_datetime
 from typing import Any
+
+from trial_keeper.frozen_dataclass import dataclass
 
 # Doubles above this do not represent every integer.
 MAX_EXACT = 2**53 - 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from nni_manager.config.cluster import ClusterConfig, hidden
 from nni_manager.support.keeper_bundle import KeeperSource
+from trial_keeper.frozen_dataclass import dataclass
 
 # paiConfig.host of the built-in cluster on this machine (local_openpai).
 LOCAL_HOST = "local"

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nni_manager.training_services.openpai.scalars import javascript_text
+from trial_keeper.frozen_dataclass import dataclass
 
 _OPENING = re.compile(r"<%\s*(?P<kind>[#^/>{&=!]?)\s*")
 _PIECES = re.compile(r"\n|[^\S\n]+|\S+")

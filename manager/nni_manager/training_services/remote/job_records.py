@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from nni_manager.store.torn_files import read_state
 from nni_manager.training_services.base import JobEnded
 from nni_manager.training_services.remote.machine_jobs import JobState
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.small_files import replace_file

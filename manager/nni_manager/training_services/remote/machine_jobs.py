@@ -14,10 +14,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.processes import ProcessIdentity
 from trial_keeper.settings import without_settings
 from trial_keeper.wire.safe_open import safe_name

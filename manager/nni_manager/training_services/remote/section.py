@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nni_manager.config.cluster import ClusterConfig, hidden
 from nni_manager.training_services.ssh.login import SshLogin
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

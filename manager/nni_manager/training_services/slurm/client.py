@@ -7,7 +7,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from nni_manager.training_services.slurm.commands import (
 )
 from nni_manager.training_services.slurm.states import JobRow, error_of
 from nni_manager.training_services.ssh.login import SshLogin
+from trial_keeper.frozen_dataclass import dataclass
 
 # sbatch retries for a minute by itself while slurmctld is busy.
 _TIMEOUT_S = 120.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from nni_manager.training_services.slurm.states import JobRow
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.settings import KeeperSettings
 
 # After this time, a user who watches a pending trial should see the reason.

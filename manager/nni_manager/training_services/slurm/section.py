@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import StringConstraints
@@ -10,6 +9,7 @@ from pydantic import StringConstraints
 from nni_manager.config.cluster import ClusterConfig
 from nni_manager.support.keeper_bundle import KeeperSource
 from nni_manager.training_services.ssh.login import ADDRESS, SshLogin
+from trial_keeper.frozen_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

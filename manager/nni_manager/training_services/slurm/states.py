@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded
 from nni_manager.training_services.slurm.render import seconds_of
 from trial_keeper.exit_codes import of_signal
+from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.reasons import ExitReason
 
 FORMAT = ",".join(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from pydantic import StringConstraints
 
 from nni_manager.errors import UserError
+from trial_keeper.frozen_dataclass import dataclass
 
 DEFAULT_PORT = 22
 # Refused, as by OpenSSH: what a ProxyCommand could pass to a shell, or read as an option. A user may be DOMAIN\user.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from random import Random
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from nni_manager.tuner.base import (
     reading_metadata_of,
 )
 from nni_manager.tuner.optuna_backed import SeededTuner, seed_of_trial
+from trial_keeper.frozen_dataclass import dataclass
 
 BUDGET = "TRIAL_BUDGET"
 # Powers of a third are not exact: 81 * (1/3)**4 is a little below 1.

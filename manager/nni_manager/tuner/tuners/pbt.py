@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from random import Random
 from statistics import NormalDist
@@ -35,6 +35,7 @@ from nni_manager.tuner.base import (
 from nni_manager.tuner.lazy import BaseDistribution, optuna
 from nni_manager.tuner.optuna_backed import PROBABILITIES, SeededTuner, seed_of_trial
 from nni_manager.tuner.samplers import from_unit
+from trial_keeper.frozen_dataclass import dataclass
 
 LOAD, SAVE = "load_checkpoint_dir", "save_checkpoint_dir"
 
