@@ -1,14 +1,17 @@
 """A whole experiment with an assessor that stops trials early, and with a tuner whose grid is finite."""
 
 import asyncio
+import os
+import signal
 from functools import partial
+from pathlib import Path
 
 import optuna
 import pytest
 import real_experiment
 from deadlines import DEADLINE_S
 from optuna.trial import TrialState
-from real_experiment import a_manager_here, until
+from real_experiment import a_manager_here, until, wait_until
 from void_service import Void
 
 from nni_manager.engine.engine import Engine
@@ -135,3 +138,59 @@ def test_the_tuner_study_records_a_trial_as_pruned_if_a_pruner_stops_it(
         ]
         assert stopped in outcomes, "choose another seed"
         assert outcomes == expected
+
+
+# The first attempt saves a checkpoint after its second step, reports that the keeper has signed it, and is killed.
+CONTINUED = """
+import os, pathlib, signal, time, nni_sdk
+nni_sdk.get_next_parameter()
+path = nni_sdk.load_checkpoint()
+first = 2 if path else 0
+for step in range(first, 4):
+    nni_sdk.report_intermediate_result(step)
+    if step == 1:
+        nni_sdk.save_checkpoint(lambda folder: pathlib.Path(folder, "step").touch())
+        while not pathlib.Path(os.environ["NNI_SYS_DIR"], "checkpoints.json").exists():
+            time.sleep(0.01)
+        pathlib.Path("saved").touch()
+        signal.pause()
+nni_sdk.report_final_result(first)
+"""
+RECORDING = """
+import pathlib
+from nni.assessor import Assessor, AssessResult
+class Recording(Assessor):
+    def __init__(self, path):
+        self.path = pathlib.Path(path)
+    def assess_trial(self, trial_id, history):
+        with self.path.open("a") as file:
+            print(list(history), file=file)
+        return AssessResult.Good
+"""
+
+
+def test_the_assessor_receives_the_results_of_a_killed_attempt_before_those_of_its_successor(
+    a_real_experiment, tmp_path
+):
+    path = tmp_path / "histories"
+    own = {
+        "codeDir": ".",
+        "classFileName": "own.py",
+        "className": "Recording",
+        "classArgs": {"path": str(path)},
+    }
+    experiment = a_real_experiment(
+        CONTINUED,
+        trialConcurrency=1,
+        maxTrialNum=1,
+        maxTrialRetry=1,
+        assessor=own,
+        files={"own.py": RECORDING},
+    )
+    experiment.start()
+    wait_until(Path(experiment.code, "saved").exists, "the first attempt has a checkpoint")
+    (keeper,) = experiment.keeper_pids()
+    os.kill(keeper, signal.SIGKILL)
+    experiment.wait_for_status("DONE")
+    assert [each["value"] for each in experiment.get("/trials")] == [2]
+    assert path.read_text().splitlines()[-1] == "[0, 1, 2, 3]"

@@ -259,6 +259,32 @@ def test_a_refused_submission_fails_the_trial_with_the_reason_of_the_refusal(a_r
     play(scenario)
 
 
+class AcceptsTheThird(Void):
+    """A training service that refuses the first two jobs."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.submissions = 0
+
+    async def submit(self, settings):
+        self.submissions += 1
+        if self.submissions < 3:
+            raise UserError("cannot submit: the image does not exist; name another")
+
+
+def test_an_accepted_job_resets_the_number_of_jobs_that_were_refused_in_a_row(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=4)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=AcceptsTheThird)
+        await start(engine)
+        await until(lambda: service.submissions == 3 and engine.experiment.refusals == 0)
+        assert states(engine) == ["FAILED", "FAILED", "WAITING"]
+        await engine.close()
+
+    play(scenario)
+
+
 def test_a_waiting_trial_stays_waiting_when_the_experiment_is_closed(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=2)
 

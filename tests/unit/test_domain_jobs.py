@@ -53,6 +53,24 @@ def test_a_job_that_reports_idle_too_early_becomes_idle_when_its_trial_ends() ->
     assert jobs.next_idle() is job
 
 
+@pytest.mark.parametrize("assign", [Jobs.give, Jobs.prefetch], ids=["given", "prefetched"])
+def test_an_idle_report_from_before_a_trial_was_assigned_does_not_make_the_job_idle_after_the_trial(
+    assign,
+) -> None:
+    jobs = Jobs()
+    job = jobs.add(Job("env-0"))
+    jobs.note_idle(job, "main-0")
+    if assign is Jobs.prefetch:
+        jobs.give(job, "t0")
+        jobs.note_idle(job, "main-0")
+    assign(jobs, job, "t1")
+    for trial_id in job.trial_ids:
+        jobs.free("env-0", trial_id)
+    assert jobs.next_idle() is None
+    jobs.note_idle(job, "main-0")
+    assert jobs.next_idle() is job
+
+
 def test_no_new_job_is_needed_for_a_queued_trial_while_a_pending_job_is_free() -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0"))
