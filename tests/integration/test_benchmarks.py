@@ -1,16 +1,12 @@
 """Small forms of the measurements of `make bench`.
 
-Measurements with many keepers use few keepers here, and the measurement of Ray Tune uses few trials. The tests do not check the
-measured values.
+Measurements with many keepers use few keepers here. The tests do not check the measured values.
 """
 
-import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-import psutil
 import pytest
 from deadlines import DEADLINE_S
 
@@ -53,34 +49,6 @@ def test_every_measurement_runs_with_few_keepers_and_returns_measured_rows(
     rows = getattr(benchmark_module(module), measurement)(**short)
     assert rows
     assert all(row.measured and row.floor for row in rows)
-
-
-@pytest.mark.peer
-def test_ray_tune_is_measured_with_and_without_records_and_leaves_no_process(benchmark_module):
-    ray_tune = benchmark_module("bench_turnaround").ray_tune
-    with tempfile.TemporaryDirectory() as folder:  # a short path, because Ray's socket names are limited
-        (ray,) = ray_tune(Path(folder, "ray"), 6, 0)
-        if ray == NO_RAY:
-            pytest.skip(ray)
-        assert ray.recording_ms > 0
-        assert ray.unrecorded_ms > 0
-        assert not [each for each in psutil.process_iter() if folder in " ".join(cmdline(each))]
-
-
-@pytest.mark.peer
-def test_syne_tune_is_measured_with_both_polls_and_leaves_no_process(benchmark_module, tmp_path):
-    found = benchmark_module("bench_turnaround").syne_tune(tmp_path / "syne", 3, 2)
-    if found == "Syne Tune is not installed: make peers":
-        pytest.skip(found)
-    assert re.fullmatch(r"Syne Tune \d+ ms \(\d+ with its default poll\)", found), found
-    assert not [each for each in psutil.process_iter() if str(tmp_path) in " ".join(cmdline(each))]
-
-
-def cmdline(process):
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,18 @@
 """The assignment of GPUs to jobs on the local platform."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_experiment import made_trial
 
+from nni_manager.engine import serializers
 from nni_manager.errors import UserError
+from nni_manager.training_services.base import ManagedGpu
 from nni_manager.training_services.local.gpus import GpuShares
 from nni_manager.training_services.local.section import LocalSection
+from trial_keeper.wire.messages import AttemptKey, GpuUsage, Usage
 
 
 def test_the_least_loaded_gpus_are_assigned_first():
@@ -43,6 +49,22 @@ def test_the_gpu_view_shows_the_jobs_on_each_gpu_and_whether_other_programs_use_
     assert (own.job_ids, own.has_other_programs) == (("b",), None)
     assert shares.shown(in_use={1})[0].has_other_programs is False
     assert shares.shown(in_use=None)[0].has_other_programs is None
+
+
+def test_the_gpu_view_contains_the_running_trials_of_each_gpu_and_their_latest_usage():
+    trials = {"a": [made_trial(1, 0.0)], "b": [made_trial(2, 0.0)]}
+    trials["a"][0].run.latest_usage = Usage(
+        AttemptKey("00001", "1", "main-0"), 1.0, 0, 0, (GpuUsage(0, 50.0, 7), GpuUsage(1, 90.0, 8))
+    )
+    experiment = SimpleNamespace(
+        jobs=SimpleNamespace(live={"a": "a", "b": "b"}), scheduler=SimpleNamespace(trials_of=trials.get)
+    )
+    gpus = [ManagedGpu(1, ("a", "ended"), None), ManagedGpu(2, ("b",), None), ManagedGpu(3, (), True)]
+    used, unreported, foreign = serializers.gpus_view(SimpleNamespace(experiment=experiment), gpus)
+    assert (used["trialIds"], used["jobIds"]) == (["00001"], ["a", "ended"])
+    assert (used["utilisationPercent"], used["memoryUsedBytes"]) == (90.0, 8)
+    assert (unreported["trialIds"], unreported["utilisationPercent"]) == (["00002"], None)
+    assert (foreign["trialIds"], foreign["hasOtherPrograms"]) == ([], True)
 
 
 def test_the_error_for_too_many_requested_gpus_contains_the_requested_and_the_available_number():

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made_experiment import made_trial
 
 from nni_manager.domain.remarks import Remarks
@@ -93,6 +95,13 @@ def test_numbers_are_formatted_as_on_the_web_page(value: float, text: str, shown
     trial = made_trial(0, 0.0)
     trial.parameters = {"x": value}
     assert parameter_text(trial) == f"x={text}\n{shown}".lower()
+
+
+@given(st.floats(1e-5, 1e7) | st.floats(1e6, 1e6 + 1) | st.floats(9e-5, 2e-4))
+def test_the_text_for_the_search_contains_each_number_as_it_is_and_as_it_is_shown(value: float) -> None:
+    trial = made_trial(0, 0.0)
+    trial.parameters = {"x": value}
+    assert parameter_text(trial) == f"x={number_text(value)}\n{shown_number(value)}".lower()
 
 
 def test_numbers_beyond_the_range_of_floats_are_infinite_as_in_javascript() -> None:
