@@ -13,6 +13,7 @@ from nni_manager.domain.events import (
     AttemptDelivered,
     AttemptDrained,
     AttemptEnded,
+    AttemptLost,
     AttemptStarted,
     CancelTrial,
     DrainJob,
@@ -155,6 +156,16 @@ def test_a_reused_job_is_kept_if_its_keeper_stops_the_trial_in_time() -> None:
     search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 1.0))
     search.pass_time(KEEPER_GRACE_S)
     search.end()
+    search.pass_time(300)
+    assert search.steps() == []
+    assert search.experiment.stops.next_deadline_s is None
+
+
+def test_a_reused_job_is_kept_if_its_keeper_has_restarted_and_lost_the_stopping_trial() -> None:
+    search = SimulatedStops(reuses_jobs=True)
+    search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 1.0))
+    search.handle(AttemptLost(AttemptKey("t0", attempt_id(0), "main"), 2.0))
+    assert search.state() is TrialState.USER_CANCELED
     search.pass_time(300)
     assert search.steps() == []
     assert search.experiment.stops.next_deadline_s is None

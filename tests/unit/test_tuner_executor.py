@@ -290,6 +290,17 @@ def test_a_failed_restore_of_the_tuner_is_reported_at_the_next_request_to_the_tu
     assert "cannot use the state of another version; start a new experiment" in failed.message
 
 
+def test_a_tuner_that_could_not_be_restored_uses_no_imported_result(tmp_path):
+    used = []
+
+    async def play(algorithms):
+        await algorithms.restore([], [], list)
+        used.append(await algorithms.teach([]))
+
+    assert posted_events(tmp_path, Unrestorable(), play) == []
+    assert used == [0]
+
+
 class Pausing(Noting):
     """A tuner that has no parameters at the moment."""
 
