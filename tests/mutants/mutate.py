@@ -33,7 +33,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.txt")
 # For each folder: the quick tests, then the slow tests, that apply to all its modules. For each mutant, the unit tests that
-# import the changed module run first.
+# import the changed module run first, and the contract and integration tests that import it before the other slow tests.
 TARGETS: dict[str, tuple[list[str], list[str]]] = {
     "manager/nni_manager/domain": (
         [
@@ -261,7 +261,7 @@ def explanations(text: str) -> dict[tuple[str, str, str], str]:
 
 @lru_cache
 def tests_of(root: Path, path: str) -> list[list[str]]:
-    """The groups of test files for a module, in the order in which they run."""
+    """The groups of test files for a module, in the order in which they run. Each slow file has a run of pytest of its own."""
     folder = next(each for each in TARGETS if path.startswith(f"{each}/"))
     quick, slow = (
         [str(file) for pattern in group for file in sorted((root / "tests").glob(pattern))]
@@ -270,13 +270,18 @@ def tests_of(root: Path, path: str) -> list[list[str]]:
     module = path.removeprefix("manager/").removesuffix(".py").replace("/", ".")
     package, _, name = module.rpartition(".")
     uses = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
-    users = [file for file in (root / "tests/unit").glob("test_*.py") if uses.search(file.read_text())]
+    users = [file for file in (root / "tests").glob("*/test_*.py") if uses.search(file.read_text())]
     # Run small files first: they usually test only this module. Run test_cli_* last: these files start nnictl many times.
     users.sort(key=lambda file: (file.name.startswith("test_cli_"), file.stat().st_size))
-    own = [str(file) for file in users if name in file.name]
-    first = list(dict.fromkeys([*own, *map(str, users[:4]), *quick]))
-    then = [file for file in dict.fromkeys([*map(str, users[4:]), *slow]) if file not in first]
-    return [[os.path.relpath(file, root) for file in group] for group in (first, then) if group]
+    units = [file for file in users if file.parent.name == "unit"]
+    own = [str(file) for file in units if name in file.name]
+    first = list(dict.fromkeys([*own, *map(str, units[:4]), *quick]))
+    whole = [file for file in users if file.parent.name in ("contract", "integration")]
+    then = [file for file in dict.fromkeys(map(str, [*units[4:], *whole, *slow])) if file not in first]
+    relative = [
+        [os.path.relpath(file, root) for file in group] for group in (first, *([file] for file in then))
+    ]
+    return [group for group in relative if group]
 
 
 class Copy:

@@ -88,10 +88,16 @@ def test_each_explanation_of_a_surviving_mutant_belongs_to_existing_code():
 
 
 def test_the_quick_tests_of_a_module_start_with_the_test_file_of_the_module():
-    quick, slow = mutate.tests_of(mutate.ROOT, "manager/nni_manager/engine/importance.py")
+    quick, *slow = mutate.tests_of(mutate.ROOT, "manager/nni_manager/engine/importance.py")
     assert quick[0] == "tests/unit/test_importance.py"
     assert "tests/integration/test_engine.py" in quick
-    assert "tests/integration/test_http_api.py" in slow
+    assert ["tests/integration/test_http_api.py"] in slow
+
+
+def test_the_integration_tests_that_import_a_module_are_the_first_slow_tests_of_the_module():
+    _, first, *others = mutate.tests_of(mutate.ROOT, "manager/nni_manager/engine/notifier.py")
+    assert first == ["tests/integration/test_notifications.py"]
+    assert ["tests/integration/test_changes.py"] in others
 
 
 @pytest.mark.parametrize("folder", mutate.TARGETS)
