@@ -570,6 +570,29 @@ def test_a_lost_job_is_submitted_again_and_a_resume_keeps_the_number_of_retries(
     play(scenario)
 
 
+def test_a_job_counts_as_disconnected_while_the_files_of_its_trials_are_read_after_its_end(a_real_experiment):
+    """A connected job gives its prefetched trials to idle jobs, but their results may be in these files."""
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.until(lambda: live.service.job_ids)
+            job_id, admission = live.trial(0).job_id, live.engine.admission
+            job = live.engine.experiment.jobs.live[job_id]
+            hello = Hello(__version__, experiment.folder.experiment_id, job_id, "main-0", ())
+            admission.admit(hello, job_id, admission.token(job_id))
+            await live.until(lambda: job.is_linked)
+            may_read = asyncio.Event()
+            live.service.reap_orphans = lambda *_: may_read.wait()
+            live.service.lose(job_id)
+            await live.until(lambda: not job.is_linked)
+            assert live.trial(0).state.value == "WAITING"
+            may_read.set()
+            await live.engine.finished.wait()
+
+    play(scenario)
+
+
 def test_a_keeper_receives_close_and_shutdown_messages_if_its_job_is_reported_as_lost(
     a_real_experiment,
 ):

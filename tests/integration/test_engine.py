@@ -19,6 +19,7 @@ from nni_manager.engine import engine as engine_module
 from nni_manager.engine.code_snapshot import CodeUnusable
 from nni_manager.engine.keeper_ingest import MAX_ATTEMPTS
 from nni_manager.errors import RetryableError, UserError
+from nni_manager.store.lease import LeaseLost
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import trial_row
 from nni_manager.store.writer import Store
@@ -257,6 +258,28 @@ def test_a_refused_submission_fails_the_trial_with_the_reason_of_the_refusal(a_r
         await engine.close()
 
     play(scenario)
+
+
+def test_a_task_that_finds_the_lease_lost_ends_the_manager_and_is_no_internal_error(
+    a_real_experiment, caplog
+):
+    experiment = a_real_experiment(NOTHING)
+    lost = LeaseLost("process 7 on node7 holds it now")
+
+    async def finds_it_lost():
+        raise lost
+
+    async def scenario():
+        engine, _ = an_engine(experiment)
+        await start(engine)
+        engine.runtime.spawn(finds_it_lost())
+        await engine.runtime.failed.wait()
+        assert engine.runtime.lease_lost is lost
+        await engine.close()
+
+    play(scenario)
+    assert "process 7 on node7 holds it now" in caplog.text
+    assert "internal error" not in caplog.text
 
 
 class AcceptsTheThird(Void):

@@ -232,6 +232,19 @@ def test_the_lock_file_is_read_again_before_a_write_if_the_heartbeat_is_late(fol
     assert read_record(lock_of(folder)).holder.host == "node7"
 
 
+def test_a_manager_whose_lease_was_taken_stores_nothing_although_nobody_has_opened_the_database(folder):
+    Store.create(folder.database, folder.collected_logs, "EXPTEST1", "{}", b"s", 0.0).close()
+    lock_of(folder).touch()
+    lease, is_lost = Lease(lock_of(folder), heartbeat_interval_s=0.05), threading.Event()
+    lease.call_when_lost(lambda _: is_lost.set())
+    with contextlib.closing(Store(folder.database, folder.collected_logs, lease)) as store:
+        store.commit([], 1.0)
+        wait_until(lambda: written_elsewhere(folder, 9) or is_lost.is_set(), "the loss is detected")
+        with pytest.raises(LeaseLost, match="process 7 on node7"):
+            store.commit([], 2.0)
+    lease.release()
+
+
 @given(st.binary() | st.text().map(str.encode) | st.from_type(LeaseRecord).map(LeaseRecord.to_bytes))
 def test_the_lease_record_parser_accepts_arbitrary_bytes_without_an_error(content):
     LeaseRecord.from_bytes(content)

@@ -141,6 +141,9 @@ def test_a_trial_over_its_time_limit_is_stopped_and_replaced_by_another_trial() 
     search.now_s = 30
     search.handle(TimePassed())
     assert search.canceled == [("t0", ExitReason.TIME_LIMIT)]
+    started_at_s = search.trial("t0").run.started_at_s
+    assert started_at_s
+    assert search.trial("t0").stop_asked_at_s == started_at_s + 30
     assert search.experiment.time_runs_out_at_s == 40
     search.end("t0", ExitReason.SIGNAL)
     search.deliver("t0")

@@ -254,6 +254,13 @@ def test_bytes_over_the_quota_are_dropped_and_do_not_delay_completion(new_ingest
     assert receiver.is_complete
 
 
+def test_a_chunk_that_reaches_the_quota_after_other_chunks_is_cut_there(new_ingest, small_limits) -> None:
+    receiver, limit = new_ingest(), QUOTA_BYTES[STDOUT]
+    receiver.take(STDOUT, 0, b"x" * (limit - 2))
+    (commit,) = receiver.take(STDOUT, limit - 2, b"yyyy")
+    assert (commit.data, commit.new_offset, receiver.received(STDOUT)) == (b"yy", limit, limit)
+
+
 def test_a_record_that_exceeds_the_quota_is_dropped_and_the_offset_stays_correct(
     new_ingest, small_limits
 ) -> None:

@@ -211,6 +211,23 @@ def test_a_stop_of_the_experiment_cancels_prefetched_trials(prefetched: Simulate
     assert prefetched.trial("t2").state is TrialState.USER_CANCELED
 
 
+def test_a_prefetched_trial_that_could_not_start_is_not_revoked_for_an_idle_job() -> None:
+    search = SimulatedReuse(concurrency=2, max_trials=4, may_prefetch=True)
+    for job_id in ("env-0", "env-1"):
+        search.idle(job_id)
+    for name in ("t0", "t1"):
+        search.start(name)
+    search.end("t0", at_s=10.5)
+    search.deliver("t0")
+    search.idle("env-0")
+    assert search.experiment.jobs.live["env-1"].trial_ids == ("t1", "t2")
+    search.end("t1")
+    search.end("t2", succeeds=False)
+    search.run("t3")
+    search.idle("env-0")
+    assert search.revoked == []
+
+
 def test_no_job_is_submitted_for_prefetched_trials() -> None:
     search = SimulatedReuse(concurrency=2, max_trials=9, may_prefetch=True)
     for job_id in ("env-0", "env-1"):

@@ -1,6 +1,7 @@
 """The rate of job submissions while the cluster rejects the login or a quota is exceeded."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from deadlines import DEADLINE_S
@@ -91,6 +92,22 @@ def test_submissions_run_one_at_a_time_after_a_rejected_login_until_the_login_is
         assert cluster.most_at_once > 1
 
     run(scenario)
+
+
+def test_a_refused_job_is_not_submitted_again_before_the_pause_has_passed(monkeypatch):
+    monkeypatch.setattr(submission_gate, "RETRY_S", 0.05)
+    called_at_s = []
+
+    async def refused_three_times(slot):
+        async with slot:
+            called_at_s.append(asyncio.get_running_loop().time())
+        if len(called_at_s) <= 3:
+            raise QuotaExceeded("no room")
+        return True
+
+    run(lambda: SubmissionGate().submit(refused_three_times, lambda error: None))
+    assert min(later - earlier for earlier, later in pairwise(called_at_s)) >= 0.05
+    assert len(called_at_s) == 4
 
 
 def test_jobs_over_a_quota_are_submitted_in_order_and_with_a_bounded_number_of_refusals():
