@@ -290,6 +290,9 @@ class Vizier(Peer):
         self._number += 1
         self._asked = suggestion.to_trial(self._number)
         draws = {name: value.value for name, value in suggestion.parameters.items()}
+        absent = [each["name"] for each in self.dimensions if each["name"] not in draws]
+        if absent:  # seen once
+            raise RuntimeError(f"its proposal {self._number} has no value of {', '.join(absent)}")
         for each in self.dimensions:
             if each["kind"] == "choice":
                 draws[each["name"]] = int(draws[each["name"]])
