@@ -341,6 +341,20 @@ def test_a_file_that_grows_or_shrinks_during_the_read_is_read_again(place, monke
     assert tree(place.unpack())[b"train.py"] == (False, b"half")
 
 
+def test_files_that_together_grow_beyond_the_limit_during_the_read_are_refused(place, monkeypatch):
+    place.write(a_dot_log="1" * 60, z="2" * 30)
+    copy = code_snapshot._copy
+
+    def copy_while_another_file_grows(file, into, size_bytes):
+        copy(file, into, size_bytes)
+        place.write(z="2" * 60)
+
+    monkeypatch.setattr(code_snapshot, "_copy", copy_while_another_file_grows)
+    monkeypatch.setattr(code_snapshot, "MAX_BYTES", 100)
+    with pytest.raises(CodeUnusable, match=r"'z' grows while it is read; name it in \.nniignore"):
+        place.take()
+
+
 def test_the_whole_snapshot_is_synced_before_it_gets_its_final_name(place, monkeypatch):
     place.write(train_dot_py="1")
     synced_bytes = []
