@@ -7,6 +7,7 @@ import os
 import sqlite3
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -601,3 +602,30 @@ def test_no_data_is_stored_if_syncing_a_log_to_disk_fails(store, reader, monkeyp
     assert (reader.offsets(KEY), metrics_of(reader, KEY.trial_id)) == ({}, [])
     store.commit([log_write(b"a line\n"), a_commit(0.5)], 3.0)
     assert reader.offsets(KEY)[Stream.STDOUT] == 7
+
+
+def test_the_cost_of_a_commit_contains_the_time_for_the_sync_of_its_logs(store, monkeypatch):
+    sync, now_s, passed_s = os.fdatasync, time.monotonic, [0.0]
+
+    def takes_a_minute(descriptor):
+        passed_s[0] += 60
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", takes_a_minute)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s() + passed_s[0])
+    assert store.commit([trial_row(a_trial())], 1.0).sync_s < 60
+    assert 60 <= store.commit([log_write(b"a line\n")], 2.0).sync_s < 120
+
+
+def test_a_store_remembers_the_numbers_of_a_bounded_number_of_attempts(store, reader, monkeypatch):
+    monkeypatch.setattr(writer_module, "_MAX_CACHED_NUMBERS", 2)
+    keys = [AttemptKey(f"t{number}", attempt_id(0), "main-0") for number in range(5)]
+    store.commit(
+        [trial_row(a_trial(trial_id=key.trial_id, sequence_id=number)) for number, key in enumerate(keys)],
+        1.0,
+    )
+    for key in (*keys, *keys):
+        offset = reader.offsets(key).get(Stream.STDOUT, 0)
+        store.commit([StreamWrite(key, Stream.STDOUT, offset, offset + 2, b"x\n")], 2.0)
+        assert len(store._numbers) <= 2
+    assert [reader.offsets(key) for key in keys] == [{Stream.STDOUT: 4}] * 5
