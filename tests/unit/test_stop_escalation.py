@@ -171,6 +171,14 @@ def test_a_reused_job_is_kept_if_its_keeper_has_restarted_and_lost_the_stopping_
     assert search.experiment.stops.next_deadline_s is None
 
 
+def test_the_stop_request_of_a_job_that_has_ended_is_forgotten_at_its_deadline() -> None:
+    search = SimulatedStops()
+    search.experiment.stops.stop_asked("ended", 0.0, ends_job=True)
+    search.pass_time(100)
+    assert search.steps() == []
+    assert search.experiment.stops.stage("ended") is None
+
+
 def test_a_stop_of_the_experiment_also_ends_jobs_whose_trials_are_already_stopping() -> None:
     search = SimulatedStops(reuses_jobs=True)
     search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 1.0))
