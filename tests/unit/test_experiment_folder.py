@@ -43,6 +43,18 @@ def test_a_folder_in_place_of_the_link_to_a_workspace_is_refused_and_kept(folder
     assert not link.is_symlink()
 
 
+def test_a_manager_whose_process_file_cannot_be_read_is_not_regarded_as_absent(folder):
+    record = folder.path / "manager-process.json"
+    with folder.owned():
+        record.mkdir()
+        with pytest.raises(
+            FolderUnreadable, match=r"cannot read .*/manager-process\.json: Is a directory; give"
+        ):
+            folder.running_process()
+        record.rmdir()
+        assert folder.running_process() is None
+
+
 def test_a_lock_is_owned_only_while_a_process_holds_it(tmp_path):
     lock = OwnerLock(tmp_path / "owner.lock")
     assert not lock.is_owned()

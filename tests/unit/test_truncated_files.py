@@ -139,6 +139,7 @@ def test_a_truncated_database_is_readable_only_if_its_write_ahead_log_has_the_mi
     with contextlib.closing(sqlite3.connect(folded)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert find_damage(folded) is None
+    complete = folded.read_bytes()
     left, expected = cut(folded, 0.5)
     with pytest.raises(
         StoreUnusable, match=rf"folded.sqlite was truncated to {left} of {expected} bytes; restore"
@@ -146,6 +147,10 @@ def test_a_truncated_database_is_readable_only_if_its_write_ahead_log_has_the_mi
         Store(folded, tmp_path)
     # This database file lacks pages, too, but its write-ahead log has all pages, as after an interrupted checkpoint.
     killed.write_bytes(whole)
+    assert find_damage(killed) is None
+    # The header of this one states more pages than the file has.
+    assert len(whole) < len(complete)
+    killed.write_bytes(complete[: len(whole)])
     assert find_damage(killed) is None
 
 
