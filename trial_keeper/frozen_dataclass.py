@@ -70,9 +70,8 @@ def _frozen(cls: type) -> Any:
     # Without these, copy and pickle would assign to the fields.
     _add(made, "__getstate__", state)
     _add(made, "__setstate__", restore)
-    made.__dataclass_params__.frozen = (
-        True  # the standard library derives frozen classes only from such a class
-    )
+    # The standard library derives a frozen class only from one that is marked so.
+    made.__dataclass_params__.frozen = True
     return made
 
 

@@ -278,10 +278,8 @@ def tests_of(root: Path, path: str) -> list[list[str]]:
     first = list(dict.fromkeys([*own, *map(str, units[:4]), *quick]))
     whole = [file for file in users if file.parent.name in ("contract", "integration")]
     then = [file for file in dict.fromkeys(map(str, [*units[4:], *whole, *slow])) if file not in first]
-    relative = [
-        [os.path.relpath(file, root) for file in group] for group in (first, *([file] for file in then))
-    ]
-    return [group for group in relative if group]
+    groups = [first, *([file] for file in then)]
+    return [[os.path.relpath(file, root) for file in group] for group in groups if group]
 
 
 class Copy:

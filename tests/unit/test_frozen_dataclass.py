@@ -26,7 +26,8 @@ BODIES = {
     "a hash of its own": {"a": int, "__hash__": lambda self: 7},
     "a text of its own": {"a": int, "__repr__": lambda self: f"<{self.a}>"},
 }
-VALUES = st.integers(0, 2) | st.floats() | st.sampled_from(["", "x"]) | st.none()
+# Without NaN: since Python 3.13, the standard library compares fields one by one, so an object with NaN is not equal to itself.
+VALUES = st.integers(0, 2) | st.floats(allow_nan=False) | st.sampled_from(["", "x"]) | st.none()
 
 
 def made(body, decorate, name="Example", base=()):

@@ -103,7 +103,7 @@ def installed_platforms() -> tuple[PlatformRow, ...]:
 def _installed(_: tuple[tuple[str, int], ...]) -> tuple[PlatformRow, ...]:
     """One lookup reads a file of each distribution, 100 ms if there are many, and an experiment file needs a dozen lookups.
 
-    An installation changes the modification time of a folder on the search path, so that it is found also in a running notebook.
+    An installation changes the modification time of a folder on the search path: a running notebook finds the new package.
     """
     from importlib.metadata import entry_points  # 15 ms that no built-in platform needs
 
