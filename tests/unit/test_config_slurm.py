@@ -5,8 +5,9 @@ import pytest
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.reader import read_experiment_file
-from nni_manager.errors import InternalError
+from nni_manager.errors import InternalError, UserError
 from nni_manager.experiment import ExperimentConfig, SlurmConfig
+from nni_manager.training_services.platform import platform_of
 from nni_manager.training_services.slurm.render import sbatch_options
 
 FILE = """\
@@ -96,3 +97,16 @@ def test_the_keys_of_slurm_are_fields_of_the_python_configuration():
     config.search_space = {"x": {"_type": "uniform", "_value": [0, 1]}}
     config.trial_command, config.trial_concurrency = "true", 1
     config.validate()
+
+
+@pytest.mark.parametrize("folder", ["runs,2026", "runs:2026"])
+def test_a_folder_that_apptainer_cannot_bind_is_refused_only_for_containers(tmp_path, monkeypatch, folder):
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.parent.mkdir()
+    sbatch.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(sbatch.parent))
+    (tmp_path / "train.sif").touch()
+    where = f'experimentWorkingDirectory: "{tmp_path / folder}"\n'
+    platform_of(read(tmp_path, above=where)).check_offline()
+    with pytest.raises(UserError, match=rf"cannot show \S*/{folder} to a container.* set experimentWorking"):
+        platform_of(read(tmp_path, "containerImage: train.sif", above=where)).check_offline()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from functools import partial
 
 from nni_manager.config.model import ExperimentSpec
+from nni_manager.errors import UserError
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.support.keeper_bundle import bundle_for
 from nni_manager.training_services.errors import QuotaExceeded
@@ -37,11 +39,17 @@ class SlurmPlatform(Platform):
         """Check that Slurm's commands are here, or the SSH client for those of a login node; and the keeper's bundle.
 
         Raises:
-            UserError: they are not.
+            UserError: they are not, or containers cannot see the experiment's folder.
             BundleUnusable: the file requires a bundle, and there is none of this version.
         """
         if self.section.container_image is not None:
             bundle_for(self.section.keeper)
+            # Apptainer separates paths to bind with commas, and the two ends of a bind with a colon.
+            if re.search("[,:]", str(self.config.log_dir)):
+                raise UserError(
+                    f"cannot show {self.config.log_dir} to a container: Apptainer does not bind paths with a comma or a colon; set "
+                    "experimentWorkingDirectory to another folder"
+                )
         if self.section.login is not None:
             require_client("slurmConfig.login")
         elif shutil.which("sbatch") is None:
