@@ -2,11 +2,15 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import nni_manager
+import trial_keeper
 from trial_keeper.frozen_dataclass import dataclass
 
 BODIES = {
@@ -145,3 +149,15 @@ def test_other_options_make_a_class_of_the_standard_library():
 def test_a_class_with_an_unsupported_field_is_refused(unsupported):
     with pytest.raises(AssertionError, match="cannot make Example"):
         made({"a": (int, dataclasses.field(**unsupported))}, dataclass)
+
+
+def test_no_module_of_a_keeper_or_manager_uses_the_slower_decorator_of_the_standard_library():
+    slow = re.compile(
+        r"^from dataclasses import .*\bdataclass\b[\s\S]*^@dataclass\(frozen=True, slots=True\)", re.MULTILINE
+    )
+    folders = [Path(package.__file__).parent for package in (trial_keeper, nni_manager)]
+    modules = [path for folder in folders for path in folder.rglob("*.py")]
+    assert [str(path) for path in modules if slow.search(path.read_text())] == []
+    assert slow.search(
+        "from dataclasses import dataclass, field\n\n\n@dataclass(frozen=True, slots=True)\nclass A: ...\n"
+    )
