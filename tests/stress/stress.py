@@ -33,6 +33,8 @@ def main() -> int:
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Without this handler, SIGINT is ignored, also by pytest, if a script starts this program in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     reports = ROOT / "build" / "stress"
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
