@@ -2,6 +2,8 @@
 share.
 """
 
+import asyncio
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,11 +48,20 @@ def place(tmp_path, monkeypatch, conf):
         def service(**section):
             return SlurmService(SlurmSection(**section), folder, ends.append)
 
+        def ended(job_id):
+            return next((end for end in ends if end.job_id == job_id), None)
+
         def settings(job_id):
             return KeeperSettings("EXPT", job_id, str(workspace.root), "c0ffee", trial_id=job_id)
 
         yield SimpleNamespace(
-            slurm=slurm, workspace=workspace, jobs=jobs, ends=ends, service=service, settings=settings
+            slurm=slurm,
+            workspace=workspace,
+            jobs=jobs,
+            ends=ends,
+            ended=ended,
+            service=service,
+            settings=settings,
         )
 
 
@@ -113,4 +124,131 @@ async def test_each_poll_of_all_jobs_calls_squeue_once(place, tmp_path, monkeypa
     assert {end.exit_code for end in place.ends} == {0}
     assert len({end.job_id for end in place.ends}) == count
     assert len(calls.read_text().splitlines()) <= (time.monotonic() - began_s) / POLL_S + 1
+    await service.close()
+
+
+# The cluster runs eight jobs at once. A job ends when its gate exists, with its number as the exit code.
+GATED = """\
+env > {folder}/$TRIAL_KEEPER_JOB_ID.env
+echo output of $TRIAL_KEEPER_JOB_ID
+until [ -e {folder}/$TRIAL_KEEPER_JOB_ID.gate ]; do sleep 0.1; done
+exit ${{TRIAL_KEEPER_JOB_ID#trial}}
+"""
+
+
+async def submit_at_once(place, service, folder, count):
+    """Submit so many jobs. Waits until the cluster is full. Returns the ids of those that run, and of those that are pending."""
+    write(place, GATED.format(folder=folder))
+    jobs = [f"trial{number}" for number in range(count)]
+    await asyncio.gather(*(service.submit(place.settings(job_id)) for job_id in jobs))
+    await until(
+        lambda: len([*place.jobs.glob("*.started")]) >= min(count, 8), "the cluster is full", DEADLINE_S
+    )
+    running = [job_id for job_id in jobs if (place.jobs / f"{job_id}.started").exists()]
+    return running, [job_id for job_id in jobs if job_id not in running]
+
+
+def open_gates(folder, jobs):
+    for job_id in jobs:
+        (folder / f"{job_id}.gate").touch()
+
+
+def task_of(place, job_id):
+    """The id of a task of an array in Slurm."""
+    lines = place.slurm.run("squeue", "-h", "--array", "-o", "%i %j").splitlines()
+    ids = {name: number.partition("_")[0] for number, name in map(str.split, lines)}
+    (array,) = (path for path in place.jobs.glob("*.tasks") if job_id in path.read_text().split())
+    return f"{ids[array.stem]}_{array.read_text().split().index(job_id)}"
+
+
+async def test_jobs_that_are_submitted_at_once_become_an_array_and_each_has_its_own_settings(place, tmp_path):
+    service = place.service()
+    running, pending = await submit_at_once(place, service, tmp_path, 12)
+    (name,) = place.slurm.states()
+    assert name.startswith("nni-EXPT-array-")
+    assert len(pending) == 4
+    await until(lambda: service.pending_reason(pending[0]) == "Resources", "its row is known", DEADLINE_S)
+    open_gates(tmp_path, running + pending)
+    await until(lambda: len(place.ends) == 12, "all have ended", DEADLINE_S)
+    assert {end.job_id: end.exit_code for end in place.ends} == {
+        f"trial{number}": number for number in range(12)
+    }
+    assert "output of trial7" in place.ended("trial7").message
+    for job_id in running + pending:
+        environ = dict(
+            re.findall("^(TRIAL_KEEPER_.*?)=(.*)$", (tmp_path / f"{job_id}.env").read_text(), re.MULTILINE)
+        )
+        assert environ == place.settings(job_id).to_environ()
+    await service.close()
+
+
+async def test_a_later_manager_finds_each_task_of_an_array(place, tmp_path):
+    first = place.service()
+    first.on_job_ended = lambda ended: None
+    running, pending = await submit_at_once(place, first, tmp_path, 12)
+    await first.close()
+    open_gates(tmp_path, ["trial7"])
+    await until(lambda: place.slurm.run("squeue", "-h", "-t", "FAILED"), "a job has ended", DEADLINE_S)
+    second = place.service()
+    found = {job_id: await second.adopt(job_id) for job_id in running + pending}
+    assert found.pop("trial7") is JobPresence.ENDED
+    assert {*found.values()} == {JobPresence.RUNNING}
+    assert second.termination_message("trial7").endswith("output of trial7")
+    open_gates(tmp_path, found)
+    await until(lambda: len(place.ends) == 11, "all others have ended", DEADLINE_S)
+    assert all(end.exit_code == int(end.job_id.removeprefix("trial")) for end in place.ends)
+    await second.close()
+
+
+async def test_a_stop_or_a_cancellation_of_one_task_leaves_the_others_of_its_array(place, tmp_path):
+    service = place.service()
+    running, pending = await submit_at_once(place, service, tmp_path, 12)
+    assert service.removal_command(pending[0]) == f"scancel {task_of(place, pending[0])}"
+    await service.stop(pending[0])
+    await service.stop("trial6")
+    place.slurm.run("scancel", task_of(place, pending[1]))
+    await until(lambda: len(place.ends) == 3, "three have ended", DEADLINE_S)
+    assert place.ended(pending[0]).message.endswith("on request")
+    assert place.ended("trial6").message.endswith("on request")
+    assert "CANCELLED, but not by this manager" in place.ended(pending[1]).message
+    assert [*tmp_path.glob(f"{pending[0]}.env"), *tmp_path.glob(f"{pending[1]}.env")] == []
+    open_gates(tmp_path, running + pending)
+    await until(lambda: len(place.ends) == 12, "all others have ended", DEADLINE_S)
+    assert [*tmp_path.glob(f"{pending[1]}.env")] == []
+    await service.close()
+
+
+async def test_a_task_that_was_cancelled_while_no_manager_ran_is_not_submitted_again(place, tmp_path):
+    first = place.service()
+    first.on_job_ended = lambda ended: None
+    _, pending = await submit_at_once(place, first, tmp_path, 12)
+    await first.close()
+    place.slurm.run("scancel", task_of(place, pending[0]))
+    second = place.service()
+    assert await second.adopt(pending[0]) is JobPresence.ENDED
+    assert "CANCELLED, but not by this manager" in second.termination_message(pending[0])
+    assert await second.adopt(pending[1]) is JobPresence.RUNNING
+    await second.close()
+
+
+async def test_the_pending_tasks_of_a_lost_array_are_submitted_again(place, tmp_path):
+    service = place.service()
+    place.slurm.run("scontrol", "update", "nodename=n1,n2", "state=drain", "reason=test")
+    write(place, "exit 0")
+    await asyncio.gather(*(service.submit(place.settings(f"trial{number}")) for number in range(6)))
+    place.slurm.stop_controller()
+    place.slurm.start_controller("-c")
+    await until(lambda: len(place.ends) == 6, "all have ended", DEADLINE_S)
+    assert {end.exit_code for end in place.ends} == {0}
+    await service.close()
+
+
+@pytest.mark.parametrize("conf", ["MaxArraySize=0\n"])
+async def test_a_cluster_that_refuses_arrays_gets_each_job_alone(place, tmp_path):
+    service = place.service()
+    running, _ = await submit_at_once(place, service, tmp_path, 8)
+    assert {*place.slurm.states()} == {f"nni-EXPT-{job_id}" for job_id in running}
+    open_gates(tmp_path, running)
+    await until(lambda: len(place.ends) == 8, "all have ended", DEADLINE_S)
+    assert {end.exit_code for end in place.ends} == {*range(8)}
     await service.close()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,37 @@ def test_no_option_contains_the_token():
     command = render.sbatch_command(FULL, "nni-EXPT-trial1", "/home/ada", "/home/ada/trial1.log")
     assert "c0ffee" not in " ".join(command)
     assert "c0ffee" not in render.batch_script("/home/ada/run.sh", "/home/ada/started")
+
+
+def test_each_task_of_an_array_has_an_output_file_of_its_own():
+    command = render.sbatch_command(
+        FULL, "nni-EXPT-array-1", "/home/ada", "/home/ada/100%/nni-EXPT-array-1", 12
+    )
+    assert {"--array=0-11", "--output=/home/ada/100%%/nni-EXPT-array-1-%a.log"} <= {*command}
+
+
+def test_each_task_of_an_array_has_the_settings_of_its_job_and_no_others(tmp_path):
+    settings = [
+        SETTINGS,
+        replace(SETTINGS, job_id="trial2", trial_id="trial2", token="c0ff'ee $x"),
+        replace(SETTINGS, job_id="worker", trial_id=None, warm_imports=("torch",)),
+    ]
+    environs = [each.to_environ() for each in settings]
+    (tmp_path / "run.sh").write_text(
+        f"exec {sys.executable} -c 'import json, os; print(json.dumps(dict(os.environ)))'"
+    )
+    folder, task = tmp_path / "the jobs", render.task_snippet(environs)
+    folder.mkdir()
+    script = render.batch_script(str(tmp_path / "run.sh"), str(folder), task=task)
+    assert "c0ff" not in script
+    for number, environ in enumerate(environs):
+        variables = {**render.array_environ(environs), "SLURM_ARRAY_TASK_ID": f"{number}", "PATH": os.defpath}
+        done = subprocess.run(
+            ["bash"], input=script, env=variables, capture_output=True, text=True, check=True
+        )
+        found = json.loads(done.stdout)
+        assert {name: value for name, value in found.items() if name.startswith("TRIAL_KEEPER_")} == environ
+        assert (folder / f"{settings[number].job_id}.started").exists()
 
 
 @pytest.mark.parametrize(

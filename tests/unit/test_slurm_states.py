@@ -211,5 +211,21 @@ def test_jobs_that_could_not_be_signalled_are_parsed_from_the_output_of_scancel(
     printed = (
         "scancel: error: Kill job error on job id 5: Invalid job id specified\n"
         "scancel: error: Kill job error on job id 17: Job/step already completing or completed\n"
+        "scancel: error: Kill job error on job id 18_3: Invalid job id specified\n"
     )
-    assert states.unsignalled(printed) == {"5", "17"}
+    assert states.unsignalled(printed) == {"5", "17", "18_3"}
+
+
+def test_tasks_that_could_not_be_held_are_parsed_from_the_output_of_scontrol():
+    printed = "1_9: Invalid job id specified\n1_2: Job has already finished\nslurm_suspend error: No error\n"
+    assert states.unknown_tasks(printed) == {"1_9", "1_2"}
+
+
+@pytest.mark.parametrize(
+    ("slurm_id", "number", "task"),
+    [("12", 12, None), ("12_0", 12, 0), ("12_31", 12, 31), ("12_[4-7]", 12, None)],
+)
+def test_the_id_of_a_job_contains_the_task_of_its_array(slurm_id, number, task):
+    found = states.cancelled("nni-EXPT-array-1", slurm_id)
+    assert (found.number, found.task) == (number, task)
+    assert found.has_ended

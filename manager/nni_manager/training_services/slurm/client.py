@@ -81,7 +81,7 @@ class Slurm:
         return ClusterNames(found.get("ClusterName", ""), host if address is None else address[2])
 
     def submit(self, command: Sequence[str], script: str, variables: Mapping[str, str]) -> str:
-        """Submit a batch job; returns its id in Slurm. `variables`: those of the job's environment, besides others."""
+        """Submit a batch job or a job array; returns its id. `variables`: those of the jobs' environment, besides others."""
         printed = self._ask(command, script, variables).strip()
         slurm_id = printed.partition(";")[0]  # followed by the cluster's name, in a federation
         if not slurm_id.isdigit():
@@ -135,6 +135,7 @@ class Slurm:
         command = [
             "squeue",
             "--noheader",
+            "--array",
             "--states=all",
             f"--user={os.geteuid()}",
             f"--Format={states.FORMAT}",
@@ -155,9 +156,17 @@ class Slurm:
     def cancel(self, slurm_ids: Collection[str], *, if_pending: bool = False) -> None:
         """Cancel jobs: Slurm sends SIGTERM to all their processes, and SIGKILL after its KillWait.
 
-        `if_pending`: only those that have not started. A job that has ended is no error.
+        `if_pending`: only those that have not started, none of which is a task of an array. A job that has ended is no error.
         """
         self._signal([*(["--state=PENDING"] if if_pending else []), *slurm_ids])
+
+    def hold(self, slurm_ids: Collection[str]) -> set[str]:
+        """Keep pending tasks of arrays from starting. Returns the ids of those that exist."""
+        code, _, errors = self._run(["scontrol", "hold", ",".join(slurm_ids)])
+        error, unknown = error_of("scontrol hold", errors), states.unknown_tasks(errors)
+        if code != 0 and (isinstance(error, RetryableError) or not unknown):
+            raise error
+        return {*slurm_ids} - unknown
 
     def terminate(self, slurm_ids: Collection[str]) -> set[str]:
         """Send SIGTERM to the first process of each job, its keeper. Returns the ids of the jobs that received it."""

@@ -1,15 +1,16 @@
-"""What a service knows of one job, and the files of jobs in the experiment's folder, on the shared home."""
+"""What a service knows of one job, what Slurm lists, and the files of jobs in the experiment's folder, on the shared home."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from nni_manager.training_services.slurm.states import JobRow
 from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.small_files import replace_file
 
 # After this time, a user who watches a pending trial should see the reason.
 _MAX_QUEUE_S = 60.0
@@ -20,8 +21,10 @@ _LOG_TAIL_BYTES = 2000
 class Job:
     """One job. Times are monotonic.
 
-    `settings`: None for a job of an earlier manager. `slurm_id`: empty until sbatch has printed it. `is_submitting`: sbatch runs.
-    `was_signalled`: the keeper has received SIGTERM; a second one would kill its trial at once.
+    `name`: in Slurm; tasks of an array have the array's. `settings`: None for a job of an earlier manager. `slurm_id`: empty
+    until sbatch has printed it. `is_submitting`: it waits for sbatch. `is_repeated`: an earlier sbatch that was not answered may
+    have created it. `is_held`: it cannot start. `was_signalled`: its keeper has received SIGTERM; a second one would kill
+    the trial at once.
     """
 
     job_id: str
@@ -29,12 +32,19 @@ class Job:
     settings: KeeperSettings | None = None
     slurm_id: str = ""
     is_submitting: bool = False
+    is_repeated: bool = False
     row: JobRow | None = None
     waits_since_s: float | None = None
     missing_polls: int = 0
     stop_is_wanted: bool = False
+    is_held: bool = False
     was_signalled: bool = False
     is_preemption_announced: bool = False
+
+    @property
+    def is_task(self) -> bool:
+        """True if it is a task of an array."""
+        return "_" in self.slurm_id
 
     @property
     def awaits_submit(self) -> bool:
@@ -63,13 +73,74 @@ def queue_problem(jobs: Collection[Job], now_s: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class JobFiles:
-    """`<job>.log` has a job's output. `<job>.started` exists once the job has started."""
+class JobArray:
+    """A job array of Slurm. Its task N is the job `job_ids[N]`."""
 
-    folder: Path
+    name: str
+    job_ids: tuple[str, ...]
+
+
+class ListedJobs:
+    """The jobs of an experiment that Slurm lists."""
+
+    def __init__(self, rows: Iterable[JobRow], prefix: str, arrays: Mapping[str, JobArray]) -> None:
+        """`prefix`: the start of the names of jobs. `arrays`: those of the experiment, by name."""
+        self._rows: dict[str, JobRow] = {}
+        self._arrays: set[str] = set()
+        for row in sorted(rows, key=lambda row: row.number):
+            array = arrays.get(row.name)
+            if array is None:
+                self._rows[row.name.removeprefix(prefix)] = row
+                continue
+            self._arrays.add(row.name)
+            if row.task is not None and row.task < len(array.job_ids):
+                self._rows[array.job_ids[row.task]] = row
+
+    def row(self, job_id: str) -> JobRow | None:
+        """The newest job of this id; None if Slurm does not list it."""
+        return self._rows.get(job_id)
+
+    def has_array(self, array: JobArray | None) -> bool:
+        """True if Slurm lists anything of an array. Slurm keeps nothing of a task that was cancelled before it started."""
+        return array is not None and array.name in self._arrays
+
+
+class JobFiles:
+    """The files of jobs. `<job>.log` has a job's output, or `<array>-<task>.log`. `<job>.started` exists once the job has
+    started. `<array>.tasks` has the ids of an array's jobs, each in a line.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.arrays: dict[str, JobArray] = {}
+        """By name."""
+        self._array_of: dict[str, JobArray] = {}
+
+    def read_arrays(self) -> None:
+        """Read the job arrays of earlier managers."""
+        for path in sorted(self.folder.glob("*.tasks"), key=lambda path: path.stat().st_mtime_ns):
+            self._note(JobArray(path.stem, tuple(path.read_text().split())))
+
+    def add_array(self, array: JobArray) -> None:
+        """Write an array that will be submitted.
+
+        Raises:
+            OSError: its file cannot be written.
+        """
+        content = "".join(f"{job_id}\n" for job_id in array.job_ids).encode()
+        replace_file(self.folder / f"{array.name}.tasks", content, is_durable=True)
+        self._note(array)
+
+    def _note(self, array: JobArray) -> None:
+        self.arrays[array.name] = array
+        self._array_of.update(dict.fromkeys(array.job_ids, array))
+
+    def array_of(self, job_id: str) -> JobArray | None:
+        """The array that a job was last submitted with; None if always alone."""
+        return self._array_of.get(job_id)
 
     def log(self, job_id: str) -> Path:
-        """The file of the output."""
+        """The file of the output of a job that is submitted alone."""
         return self.folder / f"{job_id}.log"
 
     def started(self, job_id: str) -> Path:
@@ -78,7 +149,10 @@ class JobFiles:
 
     def log_tail(self, job_id: str) -> str:
         """The last lines of the output; empty without any."""
-        with contextlib.suppress(OSError), self.log(job_id).open("rb") as log:
-            log.seek(max(os.fstat(log.fileno()).st_size - _LOG_TAIL_BYTES, 0))
-            return log.read(_LOG_TAIL_BYTES).decode(errors="replace").strip()
+        log, array = self.log(job_id), self.array_of(job_id)
+        if array is not None and not log.exists():
+            log = self.folder / f"{array.name}-{array.job_ids.index(job_id)}.log"
+        with contextlib.suppress(OSError), log.open("rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES, 0))
+            return file.read(_LOG_TAIL_BYTES).decode(errors="replace").strip()
         return ""

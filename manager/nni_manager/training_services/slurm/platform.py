@@ -47,8 +47,8 @@ class SlurmPlatform(Platform):
             # Apptainer separates paths to bind with commas, and the two ends of a bind with a colon.
             if re.search("[,:]", str(self.config.log_dir)):
                 raise UserError(
-                    f"cannot show {self.config.log_dir} to a container: Apptainer does not bind paths with a comma or a colon; set "
-                    "experimentWorkingDirectory to another folder"
+                    f"cannot show {self.config.log_dir} to a container: Apptainer does not bind paths with a comma or a colon; "
+                    "set experimentWorkingDirectory to another folder"
                 )
         if self.section.login is not None:
             require_client("slurmConfig.login")

@@ -10,7 +10,7 @@ from nni_manager.support.keeper_bundle import KeeperBundle
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from nni_manager.training_services.slurm.section import SlurmSection
 from trial_keeper.exit_codes import KeeperExit
-from trial_keeper.settings import without_settings
+from trial_keeper.settings import PREFIX, without_settings
 
 # Source: sbatch(1), --time. Days come with hours, hours with minutes and seconds.
 TIME_LIMIT = r"^([0-9]{1,6}|[0-9]{1,6}:[0-5]?[0-9]|[0-9]{1,5}:[0-5]?[0-9]:[0-5]?[0-9]|[0-9]{1,4}-[0-9]{1,2}(:[0-5]?[0-9]){0,2})$"
@@ -44,6 +44,8 @@ OWN_OPTIONS = frozenset(
 """The options that identify a job or start its keeper, and those that change what sbatch prints."""
 # Those of apptainer exec that give a container GPUs.
 _GPU_OPTIONS = frozenset(("--nv", "--nvccli", "--rocm"))
+# Before the number of the task of an array, and the rest of a setting's name.
+_OF_TASK = f"{PREFIX}TASK_"
 # Defaults of the user for commands whose output is read here, and what a job around the manager has set for itself.
 _NOT_PASSED = ("SQUEUE_", "SCANCEL_", "SACCT_", "SLURM_", "SBATCH_ARRAY", "SBATCH_CLUSTERS", "SBATCH_WAIT")
 
@@ -101,35 +103,63 @@ def sbatch_options(section: SlurmSection) -> list[str]:
     return [*given, *section.extra_args]
 
 
-def sbatch_command(section: SlurmSection, name: str, folder: str, log: str) -> list[str]:
+def sbatch_command(section: SlurmSection, name: str, folder: str, log: str, tasks: int = 0) -> list[str]:
     """The call of sbatch, which reads the batch script from stdin and prints the id of the job.
 
-    `folder`: where the script starts. `log`: the file that receives its output.
+    `folder`: where the script starts. `log`: the file that receives its output. `tasks`: the number of jobs in a job array, 0 for
+    a job alone; the output of task N is in `<log>-N.log`.
     """
+    output = log.replace("%", "%%")
     return [
         *("sbatch", "--parsable", f"--job-name={name}", f"--chdir={folder}", "--export=ALL"),
+        *([f"--array=0-{tasks - 1}"] if tasks else []),
         # A second start of the job must not truncate the output of the first.
-        *(f"--output={log.replace('%', '%%')}", "--open-mode=append"),
+        *(f"--output={f'{output}-%a.log' if tasks else output}", "--open-mode=append"),
         # A requeued job would run its trial twice; the manager submits a preempted trial again.
         *("--no-requeue", f"--signal=B:TERM@{notice_s(section.time_limit)}"),
         *sbatch_options(section),
     ]
 
 
-def batch_script(run_script: str, started: str, container: str = "") -> str:
+def array_environ(environs: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The environment of a job array: what all its jobs have in common, and the other settings of each under names of its own.
+
+    They are not in the batch script, which Slurm may store in its database.
+    """
+    common = dict(set.intersection(*({*environ.items()} for environ in environs)))
+    for task, environ in enumerate(environs):
+        own = {name: value for name, value in environ.items() if name not in common}
+        common |= {f"{_OF_TASK}{task}_{name.removeprefix(PREFIX)}": value for name, value in own.items()}
+    return common
+
+
+def task_snippet(environs: Sequence[Mapping[str, str]]) -> str:
+    """Lines of bash that give a task of the array its settings, see `array_environ`, and add its job to the path `started`."""
+    names = sorted({name.removeprefix(PREFIX) for environ in environs for name in environ})
+    return f"""\
+for name in {" ".join(names)}; do
+  own={_OF_TASK}${{SLURM_ARRAY_TASK_ID}}_$name
+  [ -z "${{!own+set}}" ] || export "{PREFIX}$name=${{!own}}"
+done
+unset "${{!{_OF_TASK}@}}"
+started=$started/${PREFIX}JOB_ID.started
+"""
+
+
+def batch_script(run_script: str, started: str, container: str = "", task: str = "") -> str:
     """The batch script: runs `run_script` once, whose first process Slurm signals. `container`: see `container_snippet`.
 
     `started` is a file that exists once the job has started. A slurmctld that was killed has lost its last seconds, and may
-    start a job again that has ended.
+    start a job again that has ended. For a job array, `started` is the folder of such files, and `task` is its `task_snippet`.
     """
-    started = shlex.quote(started)
     return f"""\
 #!/bin/bash
-if [ -e {started} ]; then
+started={shlex.quote(started)}
+{task}if [ -e "$started" ]; then
   echo "trial-keeper: this job has run before; it does not run again" >&2
   exit 1
 fi
-if ! (set -C; : > {started}); then
+if ! (set -C; : > "$started"); then
   echo "trial-keeper: cannot create this file; use a folder that the compute nodes share" >&2
   exit {int(KeeperExit.WORKSPACE)}
 fi

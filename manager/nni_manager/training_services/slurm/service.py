@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from nni_manager.errors import NniManagerError, UserError
+from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.support.keeper_bundle import bundle_for
 from nni_manager.support.task_set import TaskSet
@@ -19,9 +20,10 @@ from nni_manager.training_services.base import JobEnded, JobPresence, TrainingSe
 from nni_manager.training_services.errors import QuotaExceeded
 from nni_manager.training_services.slurm import render
 from nni_manager.training_services.slurm.client import Slurm
-from nni_manager.training_services.slurm.jobs import Job, JobFiles, queue_problem
+from nni_manager.training_services.slurm.jobs import Job, JobArray, JobFiles, ListedJobs, queue_problem
 from nni_manager.training_services.slurm.section import SlurmSection
-from nni_manager.training_services.slurm.states import JobEndState, JobRow, end_of
+from nni_manager.training_services.slurm.states import JobEndState, JobRow, cancelled, end_of
+from nni_manager.training_services.slurm.submissions import Submissions
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.timeouts import set_within
 from trial_keeper.wire.reasons import ExitReason
@@ -63,12 +65,14 @@ class SlurmService(TrainingService):
         self._workspace, self._files = folder.workspace, JobFiles(folder.jobs)
         self._experiment_id = folder.workspace.root.name
         self._jobs: dict[str, Job] = {}
-        self._listed: dict[str, JobRow] | None = None
-        """The jobs of earlier managers, by name, during adoption. None: not listed."""
+        self._listed: ListedJobs | None = None
+        """The jobs of earlier managers, during adoption. None: not listed."""
+        self._has_read_arrays = False
         self._messages: dict[str, str] = {}
         """The termination messages of jobs that ended without a manager."""
         self._problem = ""
         self._wake = asyncio.Event()
+        self._submissions = Submissions(self._submit)
         self._tasks = TaskSet(self._note_bug)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="slurm")
 
@@ -92,7 +96,7 @@ class SlurmService(TrainingService):
         return None if job is None else job.row
 
     async def submit(self, settings: KeeperSettings) -> None:
-        """Submit the job.
+        """Submit the job; with others that wait for sbatch, it becomes a task of a job array.
 
         Raises:
             UserError: Slurm refuses it permanently, so the job does not exist; has what sbatch printed.
@@ -100,13 +104,10 @@ class SlurmService(TrainingService):
         """
         is_repeated = settings.job_id in self._jobs
         job = self._jobs.setdefault(settings.job_id, self._new(settings.job_id))
-        job.settings, job.is_submitting = settings, True
+        job.settings, job.is_submitting, job.is_repeated = settings, True, is_repeated
         try:
-            # An earlier call that sbatch did not answer may have created the job.
-            if is_repeated and not job.slurm_id and (row := (await self._rows()).get(job.name)) is not None:
-                job.slurm_id = row.slurm_id
             if not job.slurm_id:
-                await self._submit(job, settings)
+                await self._submissions.submit(job)
         except (UserError, QuotaExceeded):  # sbatch has answered, so the job does not exist
             self._jobs.pop(job.job_id, None)
             raise
@@ -114,15 +115,51 @@ class SlurmService(TrainingService):
             job.is_submitting = False
         self._watch()
 
-    async def _submit(self, job: Job, settings: KeeperSettings) -> None:
-        log, started = str(self._files.log(job.job_id)), str(self._files.started(job.job_id))
-        command = render.sbatch_command(self._section, job.name, str(self._workspace.root), log)
-        container = render.container_snippet(self._section, str(self._workspace.root))
-        script = render.batch_script(str(self._workspace.run_sh), started, container)
+    async def _submit(self, jobs: Sequence[Job]) -> None:
+        if any(job.is_repeated for job in jobs):
+            # An earlier call that sbatch did not answer may have created them.
+            listed = await self._list()
+            for job in jobs:
+                row = listed.row(job.job_id)
+                job.slurm_id = "" if row is None else row.slurm_id
+        missing = [job for job in jobs if not job.slurm_id]
+        if len(missing) == 1:
+            await self._submit_alone(missing[0])
+        elif missing:
+            await self._submit_array(missing)
+
+    async def _submit_alone(self, job: Job) -> None:
+        assert job.settings is not None
+        log, started = self._files.log(job.job_id), self._files.started(job.job_id)
+        job.name = render.job_name(self._experiment_id, job.job_id)
+        command = render.sbatch_command(self._section, job.name, str(self._workspace.root), str(log))
+        script = render.batch_script(str(self._workspace.run_sh), str(started), self._container)
         # sbatch passes its environment to the job.
-        job.slurm_id = await self._call(self._slurm.submit, command, script, settings.to_environ())
+        job.slurm_id = await self._call(self._slurm.submit, command, script, job.settings.to_environ())
         job.missing_polls = 0
         logger.info("job %s is job %s of Slurm", job.job_id, job.slurm_id)
+
+    async def _submit_array(self, jobs: Sequence[Job]) -> None:
+        # The name is new: an array of an earlier call may exist, and has other tasks.
+        name = render.job_name(self._experiment_id, f"array-{secrets.token_hex(4)}")
+        array = JobArray(name, tuple(job.job_id for job in jobs))
+        environs = [job.settings.to_environ() for job in jobs if job.settings is not None]
+        folder, root = self._files.folder, str(self._workspace.root)
+        command = render.sbatch_command(self._section, name, root, str(folder / name), len(jobs))
+        task = render.task_snippet(environs)
+        script = render.batch_script(str(self._workspace.run_sh), str(folder), self._container, task)
+        try:
+            await self._call(self._files.add_array, array)
+        except OSError as error:
+            raise RetryableError(f"cannot write to {folder}: {error.strerror}; fix the disk") from error
+        array_id = await self._call(self._slurm.submit, command, script, render.array_environ(environs))
+        for number, job in enumerate(jobs):
+            job.name, job.slurm_id, job.missing_polls = name, f"{array_id}_{number}", 0
+        logger.info("jobs %s are the tasks of job array %s of Slurm", ", ".join(array.job_ids), array_id)
+
+    @property
+    def _container(self) -> str:
+        return render.container_snippet(self._section, str(self._workspace.root))
 
     async def stop(self, job_id: str) -> bool:
         """Signal the job's keeper as soon as possible, or cancel the job if it has not started."""
@@ -143,8 +180,10 @@ class SlurmService(TrainingService):
                 logger.warning("%s", error)
 
     def removal_command(self, job_id: str) -> str:
-        """A scancel command; names of jobs are unique."""
-        command = f"scancel --name={render.job_name(self._experiment_id, job_id)}"
+        """A scancel command; names of jobs are unique, but the tasks of an array have its name."""
+        job = self._jobs.get(job_id)
+        which = job.slurm_id if job is not None else ""
+        command = f"scancel {which or f'--name={self._new(job_id).name}'}"
         login = self._section.ssh_login
         return command if login is None else login.command(command)
 
@@ -153,21 +192,26 @@ class SlurmService(TrainingService):
 
         Slurm forgets ended jobs. A forgotten job that has not started is unknown: it can be submitted again.
         """
+        if not self._has_read_arrays:
+            await self._call(self._files.read_arrays)
+            self._has_read_arrays = True
         if self._listed is None and not self._problem:
             try:
-                self._listed = await self._rows()
+                self._listed = await self._list()
             except NniManagerError as error:
                 self._set_problem(str(error))
         job = self._new(job_id)
         if self._listed is not None:
-            row = self._listed.get(job.name)
+            row = self._listed.row(job_id)
             if row is None and not self._files.started(job_id).exists():
-                return JobPresence.UNKNOWN
+                if not self._listed.has_array(self._files.array_of(job_id)):
+                    return JobPresence.UNKNOWN
+                row = cancelled(job.name)
             if row is None or row.has_ended:
                 log = self._files.log_tail(job_id)
                 self._messages[job_id] = log if row is None else end_of(row, log, was_stopped=False).message
                 return JobPresence.ENDED
-            job.slurm_id = row.slurm_id
+            job.slurm_id, job.name = row.slurm_id, row.name
         self._jobs[job_id] = job
         self._watch()
         return JobPresence.RUNNING
@@ -185,6 +229,7 @@ class SlurmService(TrainingService):
 
     async def close(self) -> None:
         """Stop polling. Jobs continue."""
+        await self._submissions.close()
         await self._tasks.cancel()
         self._slurm.close()
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
@@ -209,17 +254,17 @@ class SlurmService(TrainingService):
             await set_within(self._wake, POLL_S)
 
     async def _poll_once(self) -> None:
-        rows = await self._rows()
+        listed = await self._list()
         missing = []
         for job in [job for job in self._jobs.values() if not job.is_submitting]:
-            row = rows.get(job.name)
+            row = listed.row(job.job_id)
             if row is None:
                 missing.append(job)
             elif row.has_ended:
                 await self._end(job, row)
             else:
                 self._note(job, row)
-        await self._resolve_missing(missing)
+        await self._resolve_missing(missing, listed)
         await self._send_stops()
 
     def _note(self, job: Job, row: JobRow) -> None:
@@ -228,7 +273,7 @@ class SlurmService(TrainingService):
             job.is_preemption_announced = True
             self.on_job_preempted(job.job_id)
 
-    async def _resolve_missing(self, missing: list[Job]) -> None:
+    async def _resolve_missing(self, missing: list[Job], listed: ListedJobs) -> None:
         """Handle jobs that squeue does not show: they ended long ago, were not created, or slurmctld has lost them."""
         gone = []
         for job in missing:
@@ -236,16 +281,19 @@ class SlurmService(TrainingService):
             if job.missing_polls >= _MISSING_POLLS and not job.awaits_submit:
                 gone.append(job)
         rows = await self._call(self._slurm.ended_jobs, [job.slurm_id for job in gone if job.slurm_id])
-        accounted = {row.name: row for row in rows}  # ids start at 1 again after a reset
+        accounted = self._listed_in(rows)  # ids start at 1 again after a reset
         for job in gone:
-            row = accounted.get(job.name)
+            row = accounted.row(job.job_id)
             if row is not None and row.has_ended:
                 await self._end(job, row)
             elif row is None:
-                await self._resolve_forgotten(job)
+                await self._resolve_forgotten(job, listed)
 
-    async def _resolve_forgotten(self, job: Job) -> None:
+    async def _resolve_forgotten(self, job: Job, listed: ListedJobs) -> None:
         has_started = self._files.started(job.job_id).exists()
+        if not has_started and job.is_task and listed.has_array(self._files.array_of(job.job_id)):
+            await self._end(job, cancelled(job.name, job.slurm_id))
+            return
         if has_started or job.stop_is_wanted or job.settings is None:
             was_created = job.slurm_id or job.settings is None
             what = "is not known to Slurm any more" if was_created else "was stopped before it was created"
@@ -254,19 +302,31 @@ class SlurmService(TrainingService):
         # A slurmctld that is killed forgets what it accepted in the last seconds.
         logger.warning("slurmctld has lost job %s before it started; submitting it again", job.slurm_id)
         try:
-            await self._submit(job, job.settings)
+            await self._submit_alone(job)
         except UserError as error:
             self._report(job, JobEndState(None, str(error), ExitReason.COULD_NOT_START))
 
     async def _send_stops(self) -> None:
         stopping = [job for job in self._jobs.values() if job.stop_is_wanted and job.row is not None]
-        pending = [job.slurm_id for job in stopping if job.row is not None and job.row.is_pending]
-        if pending:  # a job that has started meanwhile is signalled after the next poll
-            await self._call(partial(self._slurm.cancel, pending, if_pending=True))
-        running = [job for job in stopping if job.slurm_id not in pending and not job.was_signalled]
+        pending = [job for job in stopping if job.row is not None and job.row.is_pending]
+        await self._cancel(pending)  # a job that has started meanwhile is signalled after the next poll
+        running = [job for job in stopping if job not in pending and not job.was_signalled]
         signalled = await self._call(self._slurm.terminate, [job.slurm_id for job in running])
         for job in running:
             job.was_signalled = job.slurm_id in signalled
+
+    async def _cancel(self, pending: list[Job]) -> None:
+        if alone := [job.slurm_id for job in pending if not job.is_task]:
+            await self._call(partial(self._slurm.cancel, alone, if_pending=True))
+        # With that option, scancel would cancel all pending tasks of an array. One that is held does not start meanwhile.
+        tasks = [job for job in pending if job.is_task]
+        if held := [job.slurm_id for job in tasks if job.is_held]:
+            await self._call(self._slurm.cancel, held)
+        if others := [job for job in tasks if not job.is_held]:
+            held_now = await self._call(self._slurm.hold, [job.slurm_id for job in others])
+            for job in others:
+                job.is_held = job.slurm_id in held_now
+            self._wake.set()
 
     async def _end(self, job: Job, row: JobRow) -> None:
         log = await asyncio.to_thread(self._files.log_tail, job.job_id)
@@ -278,10 +338,12 @@ class SlurmService(TrainingService):
             how = (end.exit_code, end.message, end.reason, end.is_explained)
             self.on_job_ended(JobEnded(job.job_id, *how, why))
 
-    async def _rows(self) -> dict[str, JobRow]:
-        """This experiment's jobs by name; the newest of each name."""
-        rows = await self._call(self._slurm.jobs, render.job_prefix(self._experiment_id))
-        return {row.name: row for row in sorted(rows, key=lambda row: int(row.slurm_id))}
+    async def _list(self) -> ListedJobs:
+        """This experiment's jobs in Slurm."""
+        return self._listed_in(await self._call(self._slurm.jobs, render.job_prefix(self._experiment_id)))
+
+    def _listed_in(self, rows: Sequence[JobRow]) -> ListedJobs:
+        return ListedJobs(rows, render.job_prefix(self._experiment_id), self._files.arrays)
 
     # ---- internals
 

@@ -17,9 +17,12 @@ from trial_keeper.wire.reasons import ExitReason
 
 FORMAT = ",".join(
     f"{field}:|"
-    for field in ("JobID", "Name", "State", "exit_code", "PreemptTime", "TimeLeft", "NodeList", "Reason")
+    for field in ("JobArrayID", "Name", "State", "exit_code", "PreemptTime", "TimeLeft", "NodeList", "Reason")
 )
-"""The argument of squeue's --Format. The reason is last: Slurm's administrators write some of them."""
+"""The argument of squeue's --Format. The reason is last: Slurm's administrators write some of them.
+
+JobArrayID is the id of a job, or that of an array and the number of its task: 123 or 123_4.
+"""
 SACCT_FORMAT = "JobID,JobName,State,ExitCode,NodeList"
 
 # The reasons of trials that end with jobs in these states; a job in any other state, known or not, has not ended.
@@ -74,6 +77,17 @@ class JobRow:
     reason: str
 
     @property
+    def number(self) -> int:
+        """The id of the job, or of the array that it is a task of; later ones are larger, until slurmctld loses its state."""
+        return int(self.slurm_id.partition("_")[0])
+
+    @property
+    def task(self) -> int | None:
+        """The number of the task in its array; None for another job, and for what is left of an array without pending tasks."""
+        task = self.slurm_id.partition("_")[2]
+        return int(task) if task.isdigit() else None
+
+    @property
     def has_ended(self) -> bool:
         """True if the job ended, and its processes too."""
         return self.state.partition(" ")[0] in _REASONS
@@ -99,6 +113,11 @@ class JobRow:
     def is_preempted(self) -> bool:
         """True while Slurm lets a job run on for the grace time of its partition or QOS."""
         return not self.has_ended and self.preempt_time not in _NOTHING
+
+
+def cancelled(name: str, slurm_id: str = "") -> JobRow:
+    """A job that was cancelled before it started, and that Slurm has forgotten."""
+    return JobRow(slurm_id or "?", name, "CANCELLED", 0, "", None, "", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +259,11 @@ def _last_lines(printed: str) -> Iterable[str]:
     return list(dict.fromkeys(filter(None, lines)))[-3:]
 
 
+def unknown_tasks(printed: str) -> set[str]:
+    """The ids of the tasks of arrays that scontrol could not hold, from what it printed: they have ended."""
+    return set(re.findall(r"^(\d+_\d+): ", printed, re.MULTILINE))
+
+
 def unsignalled(printed: str) -> set[str]:
     """The ids of the jobs that scancel could not signal, from what it printed: they have ended, or not started."""
-    return set(re.findall(r"job(?: step)? id (\d+)", printed))
+    return set(re.findall(r"job(?: step)? id (\d+(?:_\d+)?)", printed))

@@ -1,0 +1,125 @@
+"""Which jobs Slurm lists, the files of job arrays, and which jobs are submitted together."""
+
+import asyncio
+
+import pytest
+
+from nni_manager.errors import RetryableError, UserError
+from nni_manager.training_services.slurm.jobs import Job, JobArray, JobFiles, ListedJobs
+from nni_manager.training_services.slurm.states import cancelled
+from nni_manager.training_services.slurm.submissions import Submissions
+
+ARRAY = JobArray("nni-EXPT-array-1", ("a", "b", "c"))
+
+
+def row(slurm_id, name=ARRAY.name):
+    return cancelled(name, slurm_id)
+
+
+def listed(*rows):
+    return ListedJobs(rows, "nni-EXPT-", {ARRAY.name: ARRAY})
+
+
+def test_tasks_of_an_array_are_found_by_their_jobs_and_other_jobs_by_their_names():
+    found = listed(row("7_2"), row("8", "nni-EXPT-d"), row("7_0"))
+    assert {job_id: found.row(job_id) and found.row(job_id).slurm_id for job_id in "abcde"} == {
+        "a": "7_0", "b": None, "c": "7_2", "d": "8", "e": None
+    }  # fmt: skip
+    assert found.has_array(ARRAY)
+
+
+def test_the_newest_job_counts_if_slurm_lists_several_of_one_id():
+    assert listed(row("10", "nni-EXPT-a"), row("9_0")).row("a").slurm_id == "10"
+    assert listed(row("9", "nni-EXPT-a"), row("10_0")).row("a").slurm_id == "10_0"
+
+
+def test_what_is_left_of_an_array_without_pending_tasks_is_no_job_but_shows_that_the_array_exists():
+    found = listed(row("7"), row("7_3"))
+    assert [found.row(job_id) for job_id in "abc"] == [None, None, None]
+    assert found.has_array(ARRAY)
+    assert not listed().has_array(ARRAY)
+    assert not listed(row("7")).has_array(None)
+
+
+def test_a_later_manager_reads_the_arrays_and_the_output_of_their_tasks(tmp_path):
+    first = JobFiles(tmp_path)
+    first.add_array(ARRAY)
+    later = JobFiles(tmp_path)
+    assert later.array_of("b") is None
+    later.read_arrays()
+    assert later.array_of("b") == ARRAY == later.arrays[ARRAY.name]
+    assert later.log_tail("b") == ""
+    (tmp_path / "nni-EXPT-array-1-1.log").write_text("of the task\n")
+    assert later.log_tail("b") == "of the task"
+    later.log("b").write_text("of the job that was submitted again, alone\n")
+    assert later.log_tail("b") == "of the job that was submitted again, alone"
+
+
+class Sbatch:
+    """Records the calls. Each returns when the test lets it, or raises the next error."""
+
+    def __init__(self, *errors):
+        self.calls, self.errors, self.is_open = [], [*errors], asyncio.Event()
+
+    async def __call__(self, jobs):
+        self.calls.append("".join(job.job_id for job in jobs))
+        await self.is_open.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+def submitted(submissions, names):
+    return [asyncio.ensure_future(submissions.submit(Job(name, name))) for name in names]
+
+
+async def test_jobs_that_come_while_three_calls_run_are_submitted_together():
+    sbatch = Sbatch()
+    submissions, jobs = Submissions(sbatch), []
+    for name in "abc":
+        jobs += submitted(submissions, name)
+        await asyncio.sleep(0)  # so that the call begins
+        await asyncio.sleep(0)
+    jobs += submitted(submissions, "defgh")
+    await asyncio.sleep(0)
+    assert sbatch.calls == ["a", "b", "c"]
+    sbatch.is_open.set()
+    await asyncio.gather(*jobs)
+    assert sbatch.calls == ["a", "b", "c", "defgh"]
+
+
+async def test_an_array_that_is_refused_for_ever_is_split_into_jobs_and_so_are_later_ones():
+    sbatch = Sbatch(UserError("no arrays"), UserError("no such partition"))
+    sbatch.is_open.set()
+    submissions = Submissions(sbatch)
+    first, *others = submitted(submissions, "abc")
+    with pytest.raises(UserError, match="no such partition"):
+        await first
+    await asyncio.gather(*others)
+    await asyncio.gather(*submitted(submissions, "de"))
+    assert sbatch.calls == ["abc", "a", "b", "c", "d", "e"]
+
+
+async def test_each_job_of_an_array_that_cannot_be_submitted_now_has_the_error():
+    sbatch = Sbatch(RetryableError("slurmctld is down"))
+    sbatch.is_open.set()
+    jobs = submitted(Submissions(sbatch), "abc")
+    results = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [str(error) for error in results] == ["slurmctld is down"] * 3
+    assert sbatch.calls == ["abc"]
+
+
+async def test_a_cancelled_caller_does_not_disturb_the_others_and_a_close_ends_them_all():
+    sbatch = Sbatch()
+    submissions = Submissions(sbatch)
+    first, second = submitted(submissions, "ab")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first.cancel()
+    sbatch.is_open.set()
+    await second
+    sbatch.is_open.clear()
+    third = submitted(submissions, "cdefgh")
+    await asyncio.sleep(0)
+    await submissions.close()
+    results = await asyncio.gather(*third, return_exceptions=True)
+    assert {type(error) for error in results} == {asyncio.CancelledError}
