@@ -33,7 +33,7 @@ def test_the_newest_job_counts_if_slurm_lists_several_of_one_id():
     assert listed(row("9", "nni-EXPT-a"), row("10_0")).row("a").slurm_id == "10_0"
 
 
-def test_what_is_left_of_an_array_without_pending_tasks_is_no_job_but_shows_that_the_array_exists():
+def test_the_row_of_an_array_without_pending_tasks_is_no_job_but_shows_that_the_array_exists():
     found = listed(row("7"), row("7_3"))
     assert [found.row(job_id) for job_id in "abc"] == [None, None, None]
     assert found.has_array(ARRAY)
@@ -77,7 +77,7 @@ async def test_jobs_that_come_while_three_calls_run_are_submitted_together():
     submissions, jobs = Submissions(sbatch), []
     for name in "abc":
         jobs += submitted(submissions, name)
-        await asyncio.sleep(0)  # so that the call begins
+        await asyncio.sleep(0)  # so that the call starts
         await asyncio.sleep(0)
     jobs += submitted(submissions, "defgh")
     await asyncio.sleep(0)
@@ -87,7 +87,7 @@ async def test_jobs_that_come_while_three_calls_run_are_submitted_together():
     assert sbatch.calls == ["a", "b", "c", "defgh"]
 
 
-async def test_an_array_that_is_refused_for_ever_is_split_into_jobs_and_so_are_later_ones():
+async def test_an_array_that_is_permanently_refused_is_split_into_jobs_and_so_are_later_ones():
     sbatch = Sbatch(UserError("no arrays"), UserError("no such partition"))
     sbatch.is_open.set()
     submissions = Submissions(sbatch)
