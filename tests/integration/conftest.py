@@ -8,6 +8,8 @@ import pytest
 from another_user import keepers_of_nobody
 from fake_manager import Site
 
+from nni_manager.domain import transports
+
 
 @pytest.fixture
 def silent_site(tmp_path: Path) -> Iterator[Site]:
@@ -31,3 +33,9 @@ def as_nobody() -> Iterator[tuple[str, ...]]:
     """The command prefix that starts a keeper as user nobody."""
     with tempfile.TemporaryDirectory(prefix="keeper-of-nobody-") as folder:
         yield keepers_of_nobody(Path(folder))
+
+
+@pytest.fixture
+def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delay the polls of the shared storage: unconnected keepers may still reconnect."""
+    monkeypatch.setattr(transports, "RECONNECT_GRACE_S", 1e6)

@@ -5,8 +5,8 @@ import json
 
 import pytest
 from attempts import attempt_id, sign_attempt
-from deadlines import DEADLINE_S
 from real_experiment import values
+from scripted_keeper import ScriptedKeeper, a_connected_keeper, frames, play, states, until
 from void_service import Void, an_engine, start
 
 from nni_manager.domain.admission_errors import NotAccepting, ProtocolError
@@ -48,22 +48,6 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 NOTHING = "pass\n"
-
-
-def play(scenario):
-    async def bounded():
-        await asyncio.wait_for(scenario(), DEADLINE_S)
-
-    asyncio.run(bounded())
-
-
-async def until(is_true):
-    while not is_true():
-        await asyncio.sleep(0.01)
-
-
-def states(engine):
-    return [trial.state.value for trial in engine.experiment.trials.values()]
 
 
 @pytest.mark.parametrize("event", [AttemptStarted, MetricsStored])
@@ -533,33 +517,6 @@ def test_a_trial_is_dispatched_only_once_if_idle_messages_are_repeated(a_real_ex
     play(scenario)
 
 
-class ScriptedKeeper:
-    """A keeper that sends the test's messages, and returns the messages of the manager."""
-
-    def __init__(self, engine, job_id):
-        hello = Hello(__version__, engine.experiment.experiment_id, job_id, "main-0", supports_revoke=True)
-        self.session = engine.admission.admit(hello, job_id, engine.admission.token(job_id))
-
-    def send(self, *messages):
-        for message in messages:
-            self.session.receive(message)
-
-    def run(self, trial_id):
-        """Send the messages of a trial that ran for half a second without output."""
-        key = AttemptKey(trial_id, attempt_id(0), "main-0")
-        ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 10.5, dict.fromkeys(Stream, 0))
-        self.send(TrialStarted(key, 10.0), ended, Idle())
-
-    async def receive_until(self, kind):
-        """Return all RunTrial and RevokeTrial messages up to and including the first one of type `kind`."""
-        told = []
-        while not (told and isinstance(told[-1], kind)):
-            message = await self.session.outgoing.get()
-            if isinstance(message, RunTrial | RevokeTrial):
-                told.append(message)
-        return told
-
-
 def test_a_revoke_is_sent_after_the_dispatch_and_a_response_on_a_superseded_stream_is_ignored(
     a_real_experiment, monkeypatch
 ):
@@ -630,16 +587,6 @@ def test_the_manager_records_whether_a_keeper_supports_revokes(a_real_experiment
 
 
 # ---- acknowledgements
-
-
-async def a_connected_keeper(engine, service):
-    """Return the only trial, the key of its running attempt, and its keeper."""
-    await start(engine)
-    await service.submitted.wait()
-    (trial,) = engine.experiment.trials.values()
-    keeper, key = ScriptedKeeper(engine, trial.job_id), AttemptKey(trial.trial_id, attempt_id(0), "main-0")
-    keeper.send(TrialStarted(key, 10.0))
-    return trial, key, keeper
 
 
 def acknowledged(keeper):
@@ -870,14 +817,6 @@ def test_results_of_a_running_trial_count_even_if_its_keeper_is_disconnected(a_r
 
 
 # ---- checkpoints
-
-
-def frames(*records):
-    """The metrics of an attempt; each record is its type and value."""
-    return b"".join(
-        frame(frame_head(0, "t", type_), number, json.dumps(value))
-        for number, (type_, value) in enumerate(records)
-    )
 
 
 @pytest.mark.parametrize("was_delivered", [True, False], ids=["delivered", "only in the workspace"])

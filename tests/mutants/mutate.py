@@ -51,6 +51,8 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
     "manager/nni_manager/engine": (
         ["integration/test_engine.py", "integration/test_group_commit.py", "unit/test_page_views.py"],
         [
+            "integration/test_job_recovery.py",
+            "integration/test_adopted_jobs.py",
             "integration/test_admission.py",
             "integration/test_changes.py",
             "integration/test_mount.py",

@@ -1,0 +1,488 @@
+"""What jobs leave: data in the workspace, and objects on the cluster. The training service runs no job."""
+
+import asyncio
+import time
+
+import pytest
+from attempts import attempt_id, sign_attempt
+from real_experiment import values
+from scripted_keeper import (
+    SECOND,
+    Cluster,
+    ScriptedKeeper,
+    a_connected_keeper,
+    a_submitted_trial,
+    forbid_reading,
+    frames,
+    play,
+    states,
+    until,
+    write_attempt,
+)
+from void_service import an_engine, start
+
+from nni_manager.domain.events import NodeReadinessChanged, TimePassed
+from nni_manager.domain.stop_escalation import StopStage
+from nni_manager.engine import storage_poller
+from nni_manager.store import leftover_jobs
+from nni_manager.training_services.base import JobEnded, JobPresence
+from nni_sdk.records import encode
+from trial_keeper.wire.messages import AttemptKey, Idle, RunTrial, Stream, TrialStarted
+from trial_keeper.wire.reasons import ExitReason
+
+NOTHING = "pass\n"
+ONE_TRIAL = {"trialConcurrency": 1, "maxTrialNum": 1}
+
+
+def stored_leftovers(experiment):
+    return leftover_jobs.read(experiment.folder)
+
+
+# ---- jobs that have ended
+
+
+def test_a_trial_whose_files_the_manager_may_not_read_fails_with_the_remedy(a_real_experiment, monkeypatch):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial = await a_submitted_trial(engine, service)
+        forbid_reading(monkeypatch)
+        service.on_job_ended(JobEnded(trial.job_id, 0, ""))
+        await engine.finished.wait()
+        assert (trial.state.value, trial.run.reason) == ("FAILED", ExitReason.MOUNT)
+        assert "leave their files readable to the manager's user" in trial.run.message
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_a_result_is_not_trusted_if_the_workspace_lacks_data_that_the_trial_has_written(
+    a_real_experiment, monkeypatch
+):
+    monkeypatch.setattr(storage_poller, "STORAGE_LAG_S", 0.0)
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial = await a_submitted_trial(engine, service)
+        metrics = encode(0, trial.trial_id, "FINAL", 0, 0.5)
+        write_attempt(experiment, trial, metrics, sizes={Stream.METRICS: len(metrics) + 1})
+        service.on_job_ended(JobEnded(trial.job_id, 0, ""))
+        await engine.finished.wait()
+        assert (trial.state.value, trial.run.reason) == ("FAILED", ExitReason.MOUNT)
+        assert "the workspace lacks data" in trial.run.message
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "is_explained", "lines"),
+    [
+        (9, True, ["evicted", "its keeper ended with exit code 9"]),
+        (9, False, ["its keeper ended with exit code 9", "evicted"]),
+        (None, True, ["evicted"]),
+        (None, False, ["its keeper is gone", "evicted"]),
+    ],
+)
+def test_the_message_of_a_lost_trial_starts_with_the_clusters_explanation_or_how_the_keeper_ended(
+    a_real_experiment, exit_code, is_explained, lines
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial = await a_submitted_trial(engine, service)
+        service.on_job_ended(JobEnded(trial.job_id, exit_code, "evicted", is_explained=is_explained))
+        await engine.finished.wait()
+        assert trial.run.message.split("\n") == lines
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_killed_job_is_reported_as_one_that_did_not_stop_in_time(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial, key, _ = await a_connected_keeper(engine, service)
+        job_id = trial.job_id
+        sign_attempt(experiment.folder, key, job_id)
+        engine.stop_trial(trial.trial_id)
+        engine.experiment.handle(TimePassed(), time.monotonic() + 3600)
+        assert engine.experiment.stops.stage(job_id) is StopStage.KILLED
+        service.on_job_ended(JobEnded(job_id, 137, ""))
+        await engine.finished.wait()
+        assert "did not stop the trial in time, so the job was killed" in trial.run.message
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_a_stop_request_during_the_recovery_of_an_ended_job_does_not_discard_its_result(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment)  # this cluster has no job that it could stop
+        trial = await a_submitted_trial(engine, service)
+        write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5))
+        may_read = asyncio.Event()
+        service.reap_orphans = lambda *_: may_read.wait()
+        service.on_job_ended(JobEnded(trial.job_id, 0, ""))
+        await engine.submission.stop(trial.job_id)
+        service.on_job_ended(JobEnded(trial.job_id, None, "reported twice"))
+        may_read.set()
+        await engine.finished.wait()
+        assert (trial.state.value, trial.run.value) == ("SUCCEEDED", 0.5)
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_job_whose_processes_have_ended_is_not_killed_while_its_data_is_read(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial, _, _ = await a_connected_keeper(engine, service)
+        job_id, may_read = trial.job_id, asyncio.Event()
+        scan = engine.storage_poller.scan_remaining
+
+        async def scan_later(trial, *, may_be_late):
+            await may_read.wait()
+            return await scan(trial, may_be_late=may_be_late)
+
+        engine.storage_poller.scan_remaining = scan_later
+        engine.stop()
+        service.on_job_ended(JobEnded(job_id, 0, ""))
+        await until(lambda: engine.experiment.stops.stage(job_id) is StopStage.COLLECTING)
+        may_read.set()
+        await engine.finished.wait()
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_each_stored_piece_extends_the_deadline_for_reading_the_data_of_an_ended_job(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+    deadlines_s = []
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial, _, keeper = await a_connected_keeper(engine, service)
+        keeper.session.closed()
+        write_attempt(experiment, trial, encode(0, trial.trial_id, "PERIODICAL", 0, 0.5) * 20_000)
+        drain = engine.storage_poller.drain
+
+        async def drain_observed(trial, left, on_stored):
+            def note():
+                on_stored()
+                deadlines_s.append(engine.experiment.stops.next_deadline_s)
+
+            await drain(trial, left, note)
+
+        engine.storage_poller.drain = drain_observed
+        engine.stop()
+        service.on_job_ended(JobEnded(trial.job_id, 0, ""))
+        await engine.finished.wait()
+        await engine.close()
+
+    play(scenario)
+    assert len(deadlines_s) > 1
+    assert deadlines_s == sorted(set(deadlines_s))
+
+
+@pytest.mark.parametrize("exit_code", [0, 1], ids=["a clean exit", "a crash"])
+def test_a_queued_trial_survives_any_number_of_clean_exits_of_its_jobs_but_only_one_crash(
+    a_real_experiment, exit_code
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        await start(engine)
+        for number in range(2):
+            job_id = f"env-{number}"
+            await until(lambda job_id=job_id: job_id in engine.experiment.jobs.live)
+            keeper = ScriptedKeeper(engine, job_id)
+            keeper.send(Idle())
+            (given,) = await keeper.receive_until(RunTrial)
+            service.on_job_ended(JobEnded(job_id, exit_code, ""))
+            await until(lambda job_id=job_id: job_id not in engine.experiment.jobs.live)
+        (trial,) = engine.experiment.trials.values()
+        assert trial.trial_id == given.trial_id
+        assert trial.state.value == ("WAITING" if exit_code == 0 else "FAILED")
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_an_ended_job_is_reported_after_the_results_before_its_checkpoint_are_stored(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial = await a_submitted_trial(engine, service)
+        first = write_attempt(experiment, trial, frames(("PERIODICAL", 1), ("CHECKPOINT", "000001")))
+        experiment.folder.workspace.attempt(first).exit_json.unlink()
+        source = {"trial_id": trial.trial_id, "attempt_id": first.attempt_id, "task": "main-0"}
+        source |= {"checkpoint": "000001", "load": "a"}
+        write_attempt(
+            experiment,
+            trial,
+            frames(("CONTINUED", source), ("PERIODICAL", 2), ("FINAL", 2)),
+            name=SECOND,
+        )
+        service.on_job_ended(JobEnded(trial.job_id, 0, ""))
+        await engine.finished.wait()
+        assert trial.state.value == "SUCCEEDED", trial.run.message
+        assert values(experiment.rows(trial.trial_id)) == [1, 2, 2]
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- attempts whose keeper is gone
+
+
+async def a_forgotten_trial(engine):
+    """Return a trial whose keeper has started it and then ended, and the id of its attempt."""
+    await start(engine)
+    await until(lambda: engine.experiment.jobs.live)
+    keeper = ScriptedKeeper(engine, "env-0")
+    keeper.send(Idle())
+    (given,) = await keeper.receive_until(RunTrial)
+    keeper.send(TrialStarted(AttemptKey(given.trial_id, given.attempt_id, "main-0"), 10.0))
+    keeper.session.closed()
+    return engine.experiment.trials[given.trial_id], given.attempt_id
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_a_trial_whose_restarted_keeper_has_forgotten_it_ends_with_the_data_in_the_workspace(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
+
+    async def scenario():
+        engine, _ = an_engine(experiment, kind=Cluster)
+        trial, name = await a_forgotten_trial(engine)
+        write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5), name=name)
+        ScriptedKeeper(engine, "env-0")
+        await until(lambda: trial.state.is_terminal)
+        assert (trial.state.value, trial.run.value) == ("SUCCEEDED", 0.5)
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_a_forgotten_trial_is_dispatched_again_if_the_manager_may_not_read_its_files(
+    a_real_experiment, monkeypatch
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
+
+    async def scenario():
+        engine, _ = an_engine(experiment, kind=Cluster)
+        trial, name = await a_forgotten_trial(engine)
+        forbid_reading(monkeypatch)
+        (again,) = await ScriptedKeeper(engine, "env-0").receive_until(RunTrial)
+        assert again.trial_id == trial.trial_id
+        assert again.attempt_id != name
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- jobs that are given up
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("is_given_up", [True, False], ids=["given up", "ended"])
+def test_a_trial_whose_job_is_given_up_or_ended_has_the_result_that_the_workspace_contains(
+    a_real_experiment, is_given_up
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial = await a_submitted_trial(engine, service)
+        (job,) = engine.experiment.jobs.live.values()
+        # The partial record is stored only after the end of the attempt is read.
+        write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5) + b"a partial record")
+        if is_given_up:
+            await engine.recovery.give_up(job)
+        else:
+            service.on_job_ended(JobEnded(job.job_id, 0, ""))
+        await engine.finished.wait()
+        assert (trial.state.value, trial.run.value) == ("SUCCEEDED", 0.5)
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_job_that_is_given_up_is_stopped_and_named_until_the_cluster_reports_its_end(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial = await a_submitted_trial(engine, service)
+        (job,) = engine.experiment.jobs.live.values()
+        service.trouble = "node7 does not answer"
+        await engine.recovery.give_up(job)
+        await engine.finished.wait()
+        assert (trial.state.value, trial.run.reason) == ("FAILED", ExitReason.JOB_LOST)
+        assert trial.run.message == "node7 does not answer"
+        assert service.stopped == [job.job_id]
+        (message,) = engine.snapshot().leftovers
+        assert "node7 does not answer" in message
+        assert f"end {job.job_id}" in message
+        assert stored_leftovers(experiment) == {job.job_id: message}
+        service.on_job_ended(JobEnded(job.job_id, None, "deleted"))
+        assert engine.snapshot().leftovers == ()
+        assert stored_leftovers(experiment) == {}
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_job_that_is_given_up_and_unknown_to_the_cluster_is_not_named_as_left(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        trial = await a_submitted_trial(engine, service)
+        (job,) = engine.experiment.jobs.live.values()
+        await engine.recovery.give_up(job)
+        await engine.finished.wait()
+        assert "the cluster has not reported" in trial.run.message
+        assert engine.snapshot().leftovers == ()
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_job_that_the_cluster_will_start_again_is_not_given_up(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, lostNodeTimeout="1s")
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial = await a_submitted_trial(engine, service)
+        lost = engine.experiment.scheduler.lost
+        service.restarted.add(trial.job_id)
+        engine.runtime.post(NodeReadinessChanged(trial.job_id, False))
+        await until(lambda: lost.stage(trial.job_id) is None)
+        assert (states(engine), service.stopped) == (["WAITING"], [])
+        # The restarted job can be given up like a new one.
+        service.restarted.clear()
+        engine.runtime.post(NodeReadinessChanged(trial.job_id, False))
+        await engine.finished.wait()
+        assert trial.run.reason is ExitReason.JOB_LOST
+        await engine.close()
+
+    play(scenario)
+
+
+def test_trials_that_a_given_up_job_never_started_return_to_the_queue(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=3, localConfig={"reuse": True})
+
+    async def scenario():
+        engine, _ = an_engine(experiment, kind=Cluster)
+        await start(engine)
+        await until(lambda: engine.experiment.jobs.live)
+        (job,) = engine.experiment.jobs.live.values()
+        keeper = ScriptedKeeper(engine, job.job_id)
+        keeper.send(Idle())
+        (first,) = await keeper.receive_until(RunTrial)
+        keeper.run(first.trial_id)
+        await until(lambda: len(job.trial_ids) == 2)  # the second one is prefetched
+        running, queued = job.trial_ids
+        keeper.send(TrialStarted(AttemptKey(running, attempt_id(0), "main-0"), 10.0))
+        await engine.recovery.give_up(job)
+        trials = engine.experiment.trials
+        await until(lambda: trials[running].state.is_terminal)
+        assert trials[running].run.reason is ExitReason.JOB_LOST
+        assert (trials[queued].state.value, trials[queued].retries) == ("WAITING", 0)
+        assert trials[queued].job_id != job.job_id
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- jobs that cannot be ended
+
+
+def test_the_results_of_a_job_that_cannot_be_ended_count_and_the_job_is_named(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial = await a_submitted_trial(engine, service)
+        (job,) = engine.experiment.jobs.live.values()
+        write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5))
+        engine.submission.escalate(job, StopStage.ABANDONED)
+        await engine.finished.wait()
+        assert (trial.state.value, trial.run.value) == ("SUCCEEDED", 0.5)
+        await until(lambda: not engine.experiment.jobs.live)
+        (message,) = stored_leftovers(experiment).values()
+        assert f"end {job.job_id}" in message
+        assert message in engine.snapshot().problems
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- a later manager
+
+
+def test_a_later_manager_stops_a_left_job_that_still_runs_and_forgets_it_at_its_end(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+    leftover_jobs.write(experiment.folder, {"old": "remove it with `end old`"})
+
+    async def scenario():
+        engine, service = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        assert (service.woken, service.stopped) == (["old"], ["old"])
+        assert engine.snapshot().leftovers == ("remove it with `end old`",)
+        service.on_job_ended(JobEnded("old", 0, ""))
+        assert (engine.snapshot().leftovers, stored_leftovers(experiment)) == ((), {})
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_later_manager_forgets_a_left_job_that_no_longer_exists(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+    leftover_jobs.write(experiment.folder, {"old": "remove it with `end old`"})
+
+    async def scenario():
+        engine, service = an_engine(experiment, state=JobPresence.UNKNOWN, kind=Cluster)
+        await start(engine)
+        assert (engine.snapshot().leftovers, service.stopped, stored_leftovers(experiment)) == ((), [], {})
+        await engine.close()
+
+    play(scenario)
+
+
+def test_objects_that_the_cluster_may_still_have_are_stored_when_the_experiment_ends(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        trial = await a_submitted_trial(engine, service)
+
+        async def settle():
+            service.leftovers = lambda: {"pod7": "remove it with `end pod7`"}
+
+        service.settle = settle
+        engine.stop_trial(trial.trial_id)
+        await engine.until_stopped()
+        assert stored_leftovers(experiment) == {"pod7": "remove it with `end pod7`"}
+        await engine.close()
+
+    play(scenario)
