@@ -1,0 +1,336 @@
+"""What a manager restores of the trials and jobs of an earlier manager. The training service runs no job."""
+
+import time
+
+import pytest
+from attempts import sign_attempt
+from scripted_keeper import (
+    FIRST,
+    SECOND,
+    Cluster,
+    ScriptedKeeper,
+    a_connected_keeper,
+    a_submitted_trial,
+    forbid_reading,
+    play,
+    states,
+    until,
+    write_attempt,
+)
+from void_service import an_engine, start
+
+from nni_manager.engine import engine as engine_module
+from nni_manager.store.reader import StoreReader
+from nni_manager.training_services.base import JobPresence
+from nni_sdk.records import encode
+from trial_keeper.wire.messages import AttemptKey, Chunk, Idle, RunTrial, Stream, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+
+NOTHING = "pass\n"
+ONE_TRIAL = {"trialConcurrency": 1, "maxTrialNum": 1}
+pytestmark = pytest.mark.usefixtures("no_polls")
+
+
+def run_first(experiment, use=None):
+    """Run a first manager, until the keeper of its only trial has started it and `use` has returned; return the trial's id."""
+    seen = []
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial, key, keeper = await a_connected_keeper(engine, service)
+        sign_attempt(experiment.folder, key, trial.job_id)
+        if use is not None:
+            await use(engine, trial, key, keeper)
+        await engine.runtime.durable()
+        await engine.close()
+        seen.append(trial.trial_id)
+
+    play(scenario)
+    return seen[0]
+
+
+# ---- jobs
+
+
+@pytest.mark.parametrize(
+    ("presence", "message"),
+    [(JobPresence.ENDED, "out of memory"), (JobPresence.UNKNOWN, "its job no longer exists")],
+)
+def test_a_started_trial_whose_job_ended_without_a_manager_fails_with_the_reason_of_the_cluster(
+    a_real_experiment, presence, message
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+    run_first(experiment)
+
+    async def scenario():
+        engine, service = an_engine(experiment, state=presence, kind=Cluster)
+        service.termination_message = lambda job_id: "out of memory"
+        await start(engine)
+        await engine.finished.wait()
+        (trial,) = engine.experiment.trials.values()
+        assert (trial.state.value, trial.run.reason) == ("FAILED", ExitReason.KEEPER_LOST)
+        assert message in trial.run.message
+        assert not service.submitted.is_set()
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_job_is_not_submitted_again_if_the_manager_may_not_read_whether_its_trial_started(
+    a_real_experiment, monkeypatch
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def first():
+        engine, service = an_engine(experiment, kind=Cluster)
+        await a_submitted_trial(engine, service)
+        await engine.close()
+
+    async def second():
+        engine, service = an_engine(experiment, state=JobPresence.UNKNOWN, kind=Cluster)
+        await start(engine)
+        await engine.finished.wait()
+        assert states(engine) == ["FAILED"]
+        assert not service.submitted.is_set()
+        await engine.close()
+
+    play(first)
+    forbid_reading(monkeypatch)
+    play(second)
+
+
+def test_a_trial_that_was_to_stop_is_stopped_by_the_next_manager(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def stop(engine, trial, key, keeper):
+        engine.stop_trial(trial.trial_id)
+
+    run_first(experiment, stop)
+
+    async def scenario():
+        engine, service = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        (trial,) = engine.experiment.trials.values()
+        assert (trial.state.value, service.stopped) == ("STOPPING", [trial.job_id])
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("has_connected", [True, False])
+def test_a_missing_connection_is_a_problem_only_if_no_keeper_of_the_job_ever_connected(
+    a_real_experiment, has_connected
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def first():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial = await a_submitted_trial(engine, service)
+        if has_connected:
+            ScriptedKeeper(engine, trial.job_id)
+        await engine.close()
+
+    async def second():
+        engine, _ = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        problems = engine.experiment.transports.problems(time.monotonic() + 3600)
+        assert bool(problems) is not has_connected
+        await engine.close()
+
+    play(first)
+    play(second)
+
+
+def test_a_queued_trial_survives_any_number_of_jobs_that_ended_while_no_manager_was_running(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
+
+    async def scenario():
+        for number in range(3):
+            engine, _ = an_engine(experiment, state=JobPresence.UNKNOWN, kind=Cluster)
+            await start(engine)
+            await until(
+                lambda engine=engine, job_id=f"env-{number}": [*engine.experiment.jobs.live] == [job_id]
+            )
+            assert states(engine) == ["WAITING"]
+            keeper = ScriptedKeeper(engine, f"env-{number}")
+            keeper.send(Idle())
+            await keeper.receive_until(RunTrial)
+            await engine.close()
+
+    play(scenario)
+
+
+def test_a_reused_job_that_ended_before_its_keeper_connected_without_a_manager_costs_no_trial(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
+
+    async def scenario():
+        for number in range(2):
+            engine, service = an_engine(experiment, state=JobPresence.UNKNOWN, kind=Cluster)
+            await start(engine)
+            await service.submitted.wait()
+            assert service.settings.job_id == f"env-{number}"
+            assert states(engine) == ["WAITING"]
+            await engine.close()
+
+    play(scenario)
+
+
+# ---- trials
+
+
+def test_a_running_trial_keeps_the_final_result_that_an_earlier_manager_stored(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+    metrics = encode(0, "any", "FINAL", 0, 0.5)
+
+    async def report(engine, trial, key, keeper):
+        keeper.send(Chunk(key, Stream.METRICS, 0, metrics))
+        # The manager is killed before it saves the trial again, but after it has stored the record.
+        engine.runtime.save = lambda write: None
+
+    run_first(experiment, report)
+
+    async def scenario():
+        engine, _ = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await engine.restore()
+        (trial,) = engine.experiment.trials.values()
+        assert (trial.state.value, trial.run.value) == ("RUNNING", 0.5)
+        await engine.close()
+
+    play(scenario)
+
+
+def test_the_time_before_a_resume_counts_towards_the_time_limit_of_a_running_trial(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
+    run_first(experiment)  # its keeper has reported a start in 1970
+
+    async def scenario():
+        engine, service = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        await until(lambda: service.stopped)
+        assert states(engine) == ["STOPPING"]
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_trial_that_ended_without_a_manager_is_terminal_at_the_start_of_the_next_manager(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+    metrics = encode(0, "any", "FINAL", 0, 0.5)
+
+    async def end(engine, trial, key, keeper):
+        keeper.send(Chunk(key, Stream.METRICS, 0, metrics))
+        await engine.runtime.durable()
+        write_attempt(experiment, trial, metrics)
+
+    run_first(experiment, end)
+
+    async def scenario():
+        engine, _ = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        (trial,) = engine.experiment.trials.values()
+        assert (trial.state.value, trial.run.value) == ("SUCCEEDED", 0.5)
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_trial_that_ended_without_a_manager_is_not_terminal_before_all_its_data_is_stored(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+    metrics = encode(0, "any", "FINAL", 0, 0.5)
+
+    async def end(engine, trial, key, keeper):
+        write_attempt(experiment, trial, metrics)
+
+    run_first(experiment, end)
+
+    async def scenario():
+        engine, _ = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        (trial,) = engine.experiment.trials.values()
+        assert trial.state.value == "CLOSING"
+        key = AttemptKey(trial.trial_id, FIRST, "main-0")
+        sizes = dict.fromkeys(Stream, 0) | {Stream.METRICS: len(metrics)}
+        ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 11.0, sizes)
+        ScriptedKeeper(engine, trial.job_id, key).send(Chunk(key, Stream.METRICS, 0, metrics), ended)
+        await until(lambda: trial.state.is_terminal)
+        assert (trial.state.value, trial.run.value) == ("SUCCEEDED", 0.5)
+        await engine.close()
+
+    play(scenario)
+
+
+def test_an_attempt_that_started_without_a_manager_is_registered_by_the_next_manager(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def restart(engine, trial, key, keeper):
+        sign_attempt(experiment.folder, AttemptKey(trial.trial_id, SECOND, "main-0"), trial.job_id)
+
+    trial_id = run_first(experiment, restart)
+
+    async def scenario():
+        engine, _ = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await engine.restore()
+        await engine.close()
+
+    play(scenario)
+    with StoreReader(experiment.folder.database) as reader:
+        found = [(each.key.attempt_id, each.number) for each in reader.attempts(trial_id)]
+    assert found == [(FIRST, 0), (SECOND, 1)]
+
+
+def test_an_experiment_is_resumed_although_the_manager_may_not_read_the_files_of_a_trial(
+    a_real_experiment, monkeypatch
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+    run_first(experiment)
+    forbid_reading(monkeypatch)
+
+    async def scenario():
+        engine, _ = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        assert states(engine) == ["RUNNING"]
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- the first start
+
+
+def test_initial_trials_are_proposed_once(a_real_experiment):
+    initial = [{"x": 0.25}, {"x": 0.75}]
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=4, initialTrials=initial)
+
+    async def scenario():
+        for _ in range(2):
+            engine, _ = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+            await start(engine)
+            trials = engine.experiment.trials.values()
+            assert [trial.parameters for trial in trials] == initial
+            assert all(trial.is_customized for trial in trials)
+            await engine.close()
+
+    play(scenario)
+
+
+def test_two_trials_never_have_the_same_id(a_real_experiment, monkeypatch):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=2)
+    drawn = iter(["aaaaa", "aaaaa", "aaaaa", "bbbbb"])
+    monkeypatch.setattr(engine_module, "new_id", lambda length: next(drawn))
+
+    async def scenario():
+        engine, _ = an_engine(experiment, kind=Cluster)
+        await start(engine)
+        await until(lambda: len(engine.experiment.trials) == 2)
+        assert [*engine.experiment.trials] == ["aaaaa", "bbbbb"]
+        await engine.close()
+
+    play(scenario)
