@@ -108,9 +108,9 @@ def forbid_reading(monkeypatch):
 class ScriptedKeeper:
     """A keeper that sends the test's messages, and returns the messages of the manager."""
 
-    def __init__(self, engine, job_id, *attempts):
+    def __init__(self, engine, job_id, *attempts, task="main-0"):
         hello = Hello(
-            __version__, engine.experiment.experiment_id, job_id, "main-0", attempts, supports_revoke=True
+            __version__, engine.experiment.experiment_id, job_id, task, attempts, supports_revoke=True
         )
         self.session = engine.admission.admit(hello, job_id, engine.admission.token(job_id))
 
