@@ -1,7 +1,9 @@
 """Engines whose training service runs no job, and whose keepers send what the test says."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 
 from attempts import attempt_id, sign_attempt
 from deadlines import DEADLINE_S
@@ -105,6 +107,14 @@ def forbid_reading(monkeypatch):
     monkeypatch.setattr(SharedFiles, "find_attempts", refuse)
 
 
+@contextlib.contextmanager
+def a_blocked_store(experiment):
+    """During the block, the manager's database cannot be written."""
+    with contextlib.closing(sqlite3.connect(experiment.folder.database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield  # close() ends the transaction
+
+
 class ScriptedKeeper:
     """A keeper that sends the test's messages, and returns the messages of the manager."""
 
@@ -139,10 +149,17 @@ class ScriptedKeeper:
         return told
 
 
-async def a_submitted_trial(engine, service):
-    """Start the engine; return its only trial, whose job is submitted."""
+async def a_submitted_job(engine, service):
+    """Start the engine; return its only job, which is submitted."""
     await start(engine)
     await service.submitted.wait()
+    await until(lambda: not engine.submission.is_pending(service.settings.job_id))
+    return engine.experiment.jobs.live[service.settings.job_id]
+
+
+async def a_submitted_trial(engine, service):
+    """Start the engine; return its only trial, whose job is submitted."""
+    await a_submitted_job(engine, service)
     (trial,) = engine.experiment.trials.values()
     return trial
 

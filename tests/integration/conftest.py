@@ -9,6 +9,7 @@ from another_user import keepers_of_nobody
 from fake_manager import Site
 
 from nni_manager.domain import transports
+from nni_manager.engine import storage_poller
 
 
 @pytest.fixture
@@ -39,3 +40,9 @@ def as_nobody() -> Iterator[tuple[str, ...]]:
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delay the polls of the shared storage: unconnected keepers may still reconnect."""
     monkeypatch.setattr(transports, "RECONNECT_GRACE_S", 1e6)
+
+
+@pytest.fixture
+def late_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the shared storage show writes of other machines after an hour: only the end of a job is worth waiting for them."""
+    monkeypatch.setattr(storage_poller, "STORAGE_LAG_S", 3600.0)

@@ -1,5 +1,6 @@
 """What a manager restores of the trials and jobs of an earlier manager. The training service runs no job."""
 
+import contextlib
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from scripted_keeper import (
     Cluster,
     ScriptedKeeper,
     a_connected_keeper,
+    a_submitted_job,
     a_submitted_trial,
     forbid_reading,
     play,
@@ -19,16 +21,19 @@ from scripted_keeper import (
 )
 from void_service import an_engine, start
 
+from nni_manager.domain.trial import Trial
 from nni_manager.engine import engine as engine_module
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import trial_row
+from nni_manager.store.writer import Store
 from nni_manager.training_services.base import JobPresence
 from nni_sdk.records import encode
-from trial_keeper.wire.messages import AttemptKey, Chunk, Idle, RunTrial, Stream, TrialEnded
+from trial_keeper.wire.messages import AttemptKey, Chunk, Idle, RunTrial, Stream, TrialEnded, TrialStarted
 from trial_keeper.wire.reasons import ExitReason
 
 NOTHING = "pass\n"
 ONE_TRIAL = {"trialConcurrency": 1, "maxTrialNum": 1}
-pytestmark = pytest.mark.usefixtures("no_polls")
+pytestmark = pytest.mark.usefixtures("no_polls", "late_storage")
 
 
 def run_first(experiment, use=None):
@@ -240,14 +245,20 @@ def test_a_trial_that_ended_without_a_manager_is_terminal_at_the_start_of_the_ne
     play(scenario)
 
 
+@pytest.mark.parametrize("stream", [Stream.METRICS, Stream.STDOUT])
 def test_a_trial_that_ended_without_a_manager_is_not_terminal_before_all_its_data_is_stored(
-    a_real_experiment,
+    a_real_experiment, stream
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
     metrics = encode(0, "any", "FINAL", 0, 0.5)
+    written = {Stream.METRICS: metrics, Stream.STDOUT: b"x"}
+    sizes = dict.fromkeys(Stream, 0) | {each: len(data) for each, data in written.items()}
 
     async def end(engine, trial, key, keeper):
-        write_attempt(experiment, trial, metrics)
+        for each, data in written.items():
+            if each is not stream:
+                keeper.send(Chunk(key, each, 0, data))
+        write_attempt(experiment, trial, metrics, sizes=sizes)
 
     run_first(experiment, end)
 
@@ -257,14 +268,38 @@ def test_a_trial_that_ended_without_a_manager_is_not_terminal_before_all_its_dat
         (trial,) = engine.experiment.trials.values()
         assert trial.state.value == "CLOSING"
         key = AttemptKey(trial.trial_id, FIRST, "main-0")
-        sizes = dict.fromkeys(Stream, 0) | {Stream.METRICS: len(metrics)}
         ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 11.0, sizes)
-        ScriptedKeeper(engine, trial.job_id, key).send(Chunk(key, Stream.METRICS, 0, metrics), ended)
+        ScriptedKeeper(engine, trial.job_id, key).send(Chunk(key, stream, 0, written[stream]), ended)
         await until(lambda: trial.state.is_terminal)
         assert (trial.state.value, trial.run.value) == ("SUCCEEDED", 0.5)
         await engine.close()
 
     play(scenario)
+
+
+def test_a_trial_that_a_keeper_has_forgotten_without_a_manager_is_dispatched_again(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
+
+    async def first():
+        engine, service = an_engine(experiment, kind=Cluster)
+        await a_submitted_job(engine, service)
+        keeper = ScriptedKeeper(engine, "env-0")
+        keeper.send(Idle())
+        (given,) = await keeper.receive_until(RunTrial)
+        key = AttemptKey(given.trial_id, given.attempt_id, "main-0")
+        keeper.send(TrialStarted(key, 10.0))
+        sign_attempt(experiment.folder, key, "env-0")
+        await engine.close()
+
+    async def second():
+        engine, _ = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        (again,) = await ScriptedKeeper(engine, "env-0").receive_until(RunTrial)
+        assert [again.trial_id] == [*engine.experiment.trials]
+        await engine.close()
+
+    play(first)
+    play(second)
 
 
 def test_an_attempt_that_started_without_a_manager_is_registered_by_the_next_manager(a_real_experiment):
@@ -317,6 +352,24 @@ def test_initial_trials_are_proposed_once(a_real_experiment):
             assert [trial.parameters for trial in trials] == initial
             assert all(trial.is_customized for trial in trials)
             await engine.close()
+
+    play(scenario)
+
+
+def test_initial_trials_are_not_proposed_again_by_a_manager_that_follows_one_killed_during_its_start(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(
+        NOTHING, trialConcurrency=1, maxTrialNum=4, initialTrials=[{"x": 0.25}, {"x": 0.75}]
+    )
+    with contextlib.closing(Store(experiment.folder.database, experiment.folder.collected_logs)) as store:
+        store.commit([trial_row(Trial("aaaaa", 0, {"x": 0.25}, {}, 0.0, "", is_customized=True))], 0.0)
+
+    async def scenario():
+        engine, _ = an_engine(experiment, kind=Cluster)
+        await start(engine)
+        assert [*engine.experiment.trials] == ["aaaaa"]
+        await engine.close()
 
     play(scenario)
 

@@ -1,16 +1,20 @@
 """What jobs leave: data in the workspace, and objects on the cluster. The training service runs no job."""
 
 import asyncio
+import contextlib
 import time
 
 import pytest
-from attempts import attempt_id, sign_attempt
+from attempts import sign_attempt
 from real_experiment import values
 from scripted_keeper import (
+    FIRST,
     SECOND,
     Cluster,
     ScriptedKeeper,
+    a_blocked_store,
     a_connected_keeper,
+    a_submitted_job,
     a_submitted_trial,
     forbid_reading,
     frames,
@@ -36,6 +40,17 @@ ONE_TRIAL = {"trialConcurrency": 1, "maxTrialNum": 1}
 
 def stored_leftovers(experiment):
     return leftover_jobs.read(experiment.folder)
+
+
+async def a_job_with_a_prefetched_trial(engine, service):
+    """Start the engine; return its only job, which has a trial to run and a prefetched one, and the job's keeper."""
+    job = await a_submitted_job(engine, service)
+    keeper = ScriptedKeeper(engine, job.job_id)
+    keeper.send(Idle())
+    (first,) = await keeper.receive_until(RunTrial)
+    keeper.run(first.trial_id)
+    await until(lambda: len(job.trial_ids) == 2)
+    return job, keeper
 
 
 # ---- jobs that have ended
@@ -143,6 +158,49 @@ def test_a_stop_request_during_the_recovery_of_an_ended_job_does_not_discard_its
     play(scenario)
 
 
+def test_the_processes_of_a_trial_are_ended_before_its_files_are_read(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial, _, _ = await a_connected_keeper(engine, service)
+
+        async def end_processes(job_id, trial_ids):
+            # The processes of the trial write until now.
+            assert (job_id, trial_ids) == (trial.job_id, [trial.trial_id])
+            write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5))
+
+        service.reap_orphans = end_processes
+        service.on_job_ended(JobEnded(trial.job_id, 0, ""))
+        await engine.finished.wait()
+        assert (trial.state.value, trial.run.value) == ("SUCCEEDED", 0.5)
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_a_trial_of_a_lost_job_is_retried_although_another_trial_of_the_job_is_complete(a_real_experiment):
+    experiment = a_real_experiment(
+        NOTHING, trialConcurrency=1, maxTrialNum=3, maxTrialRetry=1, localConfig={"reuse": True}
+    )
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        job, keeper = await a_job_with_a_prefetched_trial(engine, service)
+        first, second = (engine.experiment.trials[trial_id] for trial_id in job.trial_ids)
+        keeper.session.closed()
+        write_attempt(experiment, first, encode(0, first.trial_id, "FINAL", 0, 0.5))
+        sign_attempt(experiment.folder, AttemptKey(second.trial_id, FIRST, "main-0"), job.job_id)
+        service.on_job_ended(JobEnded(job.job_id, None, "the node is gone"))
+        await until(lambda: job.job_id not in engine.experiment.jobs.live)
+        assert (first.state.value, first.run.value) == ("SUCCEEDED", 0.5)
+        assert (second.state.value, second.retries) == ("WAITING", 1)
+        await engine.close()
+
+    play(scenario)
+
+
 def test_a_job_whose_processes_have_ended_is_not_killed_while_its_data_is_read(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
@@ -208,7 +266,7 @@ def test_a_queued_trial_survives_any_number_of_clean_exits_of_its_jobs_but_only_
         await start(engine)
         for number in range(2):
             job_id = f"env-{number}"
-            await until(lambda job_id=job_id: job_id in engine.experiment.jobs.live)
+            await until(lambda job_id=job_id: service.settings and service.settings.job_id == job_id)
             keeper = ScriptedKeeper(engine, job_id)
             keeper.send(Idle())
             (given,) = await keeper.receive_until(RunTrial)
@@ -251,10 +309,9 @@ def test_an_ended_job_is_reported_after_the_results_before_its_checkpoint_are_st
 # ---- attempts whose keeper is gone
 
 
-async def a_forgotten_trial(engine):
+async def a_forgotten_trial(engine, service):
     """Return a trial whose keeper has started it and then ended, and the id of its attempt."""
-    await start(engine)
-    await until(lambda: engine.experiment.jobs.live)
+    await a_submitted_job(engine, service)
     keeper = ScriptedKeeper(engine, "env-0")
     keeper.send(Idle())
     (given,) = await keeper.receive_until(RunTrial)
@@ -264,14 +321,15 @@ async def a_forgotten_trial(engine):
 
 
 @pytest.mark.usefixtures("no_polls")
+@pytest.mark.usefixtures("late_storage")
 def test_a_trial_whose_restarted_keeper_has_forgotten_it_ends_with_the_data_in_the_workspace(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
 
     async def scenario():
-        engine, _ = an_engine(experiment, kind=Cluster)
-        trial, name = await a_forgotten_trial(engine)
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial, name = await a_forgotten_trial(engine, service)
         write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5), name=name)
         ScriptedKeeper(engine, "env-0")
         await until(lambda: trial.state.is_terminal)
@@ -288,8 +346,8 @@ def test_a_forgotten_trial_is_dispatched_again_if_the_manager_may_not_read_its_f
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
 
     async def scenario():
-        engine, _ = an_engine(experiment, kind=Cluster)
-        trial, name = await a_forgotten_trial(engine)
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial, name = await a_forgotten_trial(engine, service)
         forbid_reading(monkeypatch)
         (again,) = await ScriptedKeeper(engine, "env-0").receive_until(RunTrial)
         assert again.trial_id == trial.trial_id
@@ -313,8 +371,16 @@ def test_a_trial_whose_job_is_given_up_or_ended_has_the_result_that_the_workspac
         engine, service = an_engine(experiment, kind=Cluster)
         trial = await a_submitted_trial(engine, service)
         (job,) = engine.experiment.jobs.live.values()
-        # The partial record is stored only after the end of the attempt is read.
+        # The partial record is stored only after the end of the attempt is read. This takes a moment.
         write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5) + b"a partial record")
+        store_is_blocked, end = contextlib.ExitStack(), engine.ingest.end
+
+        def end_slowly(ended):
+            store_is_blocked.enter_context(a_blocked_store(experiment))
+            asyncio.get_running_loop().call_later(0.2, store_is_blocked.close)
+            end(ended)
+
+        engine.ingest.end = end_slowly
         if is_given_up:
             await engine.recovery.give_up(job)
         else:
@@ -326,6 +392,7 @@ def test_a_trial_whose_job_is_given_up_or_ended_has_the_result_that_the_workspac
     play(scenario)
 
 
+@pytest.mark.usefixtures("late_storage")
 def test_a_job_that_is_given_up_is_stopped_and_named_until_the_cluster_reports_its_end(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
@@ -392,17 +459,10 @@ def test_trials_that_a_given_up_job_never_started_return_to_the_queue(a_real_exp
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=3, localConfig={"reuse": True})
 
     async def scenario():
-        engine, _ = an_engine(experiment, kind=Cluster)
-        await start(engine)
-        await until(lambda: engine.experiment.jobs.live)
-        (job,) = engine.experiment.jobs.live.values()
-        keeper = ScriptedKeeper(engine, job.job_id)
-        keeper.send(Idle())
-        (first,) = await keeper.receive_until(RunTrial)
-        keeper.run(first.trial_id)
-        await until(lambda: len(job.trial_ids) == 2)  # the second one is prefetched
+        engine, service = an_engine(experiment, kind=Cluster)
+        job, keeper = await a_job_with_a_prefetched_trial(engine, service)
         running, queued = job.trial_ids
-        keeper.send(TrialStarted(AttemptKey(running, attempt_id(0), "main-0"), 10.0))
+        keeper.send(TrialStarted(AttemptKey(running, FIRST, "main-0"), 10.0))
         await engine.recovery.give_up(job)
         trials = engine.experiment.trials
         await until(lambda: trials[running].state.is_terminal)

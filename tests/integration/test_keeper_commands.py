@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import sqlite3
 
 import pytest
 from scripted_keeper import (
@@ -10,13 +9,15 @@ from scripted_keeper import (
     SECOND,
     Cluster,
     ScriptedKeeper,
+    a_blocked_store,
     a_connected_keeper,
+    a_submitted_job,
     a_submitted_trial,
     frames,
     play,
     until,
 )
-from void_service import an_engine, start
+from void_service import an_engine
 
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.domain.events import AttemptDelivered, AttemptEnded
@@ -44,24 +45,13 @@ ONE_TRIAL = {"trialConcurrency": 1, "maxTrialNum": 1}
 REUSED = ONE_TRIAL | {"localConfig": {"reuse": True}}
 
 
-@contextlib.contextmanager
-def a_blocked_store(experiment):
-    """During the block, the manager's database cannot be written."""
-    with contextlib.closing(sqlite3.connect(experiment.folder.database, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        yield
-        other.execute("ROLLBACK")
-
-
 async def a_reused_job(engine, service):
     """Start the engine; return the keeper of its only job, and the trial that the job has got."""
-    await start(engine)
-    await service.submitted.wait()
-    await until(lambda: not engine.submission.is_pending("env-0"))
+    job = await a_submitted_job(engine, service)
     keeper = ScriptedKeeper(engine, "env-0")
     keeper.send(Idle())
-    await until(lambda: engine.experiment.jobs.live["env-0"].trial_ids)
-    (trial_id,) = engine.experiment.jobs.live["env-0"].trial_ids
+    await until(lambda: job.trial_ids)
+    (trial_id,) = job.trial_ids
     return keeper, engine.experiment.trials[trial_id]
 
 
@@ -124,9 +114,8 @@ def test_a_trial_is_sent_to_its_keeper_only_after_it_is_stored(a_real_experiment
     experiment = a_real_experiment(NOTHING, **REUSED)
 
     async def scenario():
-        engine, _ = an_engine(experiment)
-        await start(engine)
-        await until(lambda: engine.experiment.jobs.live)
+        engine, service = an_engine(experiment)
+        await a_submitted_job(engine, service)
         await engine.runtime.durable()
         is_written = asyncio.Event()
         write = engine.writer.write_trial
