@@ -11,6 +11,7 @@ import httpx
 import pytest
 from attempts import attempt_id, sign_attempt
 from deadlines import DEADLINE_S
+from scripted_keeper import a_blocked_store
 from void_service import Void, an_engine, start
 
 from nni_manager.config.model import ExperimentSpec
@@ -21,9 +22,11 @@ from nni_manager.domain.events import (
     MetricsStored,
     TaskReported,
 )
+from nni_manager.domain.remarks import RemarksChange
 from nni_manager.engine import engine as engine_module
+from nni_manager.engine.experiment_commands import FailedPrecondition, TunerFailedOver
 from nni_manager.engine.stored_experiment import StoredExperimentReader
-from nni_manager.errors import RetryableError
+from nni_manager.errors import RetryableError, UserError
 from nni_manager.store.reader import StoreReader
 from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.base import JobEnded, JobPresence
@@ -34,6 +37,7 @@ from nni_manager.web.auth_middleware import MAX_BODY_BYTES
 from nni_manager.web.experiment_routes import MAX_CHANGE_BYTES
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
+from trial_keeper.wire.checkpoints import Checkpoint
 from trial_keeper.wire.messages import (
     Ack,
     AttemptKey,
@@ -527,6 +531,79 @@ def test_the_new_tuner_receives_results_once_if_they_are_imported_during_a_searc
             assert [result.parameters for result in live.engine.history.all_known()[0]] == [{"x": 3.0}]
             await live.until(lambda: tuners[-1].received.count(2) == 1)
             assert {"x": 2} in [result.parameters for result in live.engine.history.all_known()[0]]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda commands: commands.propose({"x": 0.5}),
+        lambda commands: commands.import_data([{"parameter": {"x": 0.5}, "value": 1.0}]),
+        lambda commands: commands.change_remarks(RemarksChange(add=("important",))),
+        lambda commands: commands.update("MAX_TRIAL_NUM", {"maxTrialNum": 7}),
+    ],
+    ids=["a trial", "results", "remarks", "a limit"],
+)
+def test_a_change_is_durable_before_it_is_confirmed(a_real_experiment, change):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            await asyncio.shield(live.engine.runtime.durable())
+            with a_blocked_store(experiment):
+                changed = asyncio.ensure_future(change(live.engine.commands))
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(changed), 0.5)
+                assert not changed.done()
+            await changed
+
+    play(scenario)
+
+
+def test_a_change_of_the_search_space_that_the_tuner_refuses_fails_and_is_stored(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=5, **ON_A_GRID)
+
+    def make(config):
+        if config.search_space_revision:
+            raise UserError("cannot use the new search space")
+        return make_tuner(config)
+
+    async def scenario():
+        async with a_manager(experiment, make_tuner=make) as live:
+            await live.made(1)
+            wider = {"x": {"_type": "quniform", "_value": [0, 9, 1]}}
+            with pytest.raises(TunerFailedOver):
+                await live.engine.commands.update("SEARCH_SPACE", {"searchSpace": wider})
+            assert "cannot use the new search space" in live.engine.experiment.error
+
+    play(scenario)
+    with StoreReader(experiment.folder.database) as reader:
+        assert ExperimentSpec.from_json(reader.experiment().config).search_space_revision == 1
+
+
+def test_a_retry_from_a_checkpoint_continues_from_the_newest_one_and_fails_without_one(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            failed, commands = live.trial(0), live.engine.commands
+            live.service.lose(failed.job_id)
+            await live.engine.finished.wait()
+            with pytest.raises(FailedPrecondition, match="no signed checkpoint"):
+                await commands.retry(failed, from_checkpoint=True)
+            assert len(live.engine.experiment.trials) == 1
+            newest, older = (
+                Checkpoint(trial_id, attempt_id(0), "main-0", "000001", "", "", 1)
+                for trial_id in (failed.trial_id, "older")
+            )
+            commands.find_checkpoints = lambda trial: [newest, older]
+            again = await commands.retry(failed, from_checkpoint=True)
+            assert (again.parameters, again.continues) == (failed.parameters, failed.trial_id)
+            live.service.lose(again.job_id)
+            await live.engine.finished.wait()
 
     play(scenario)
 

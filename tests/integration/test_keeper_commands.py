@@ -25,6 +25,7 @@ from nni_manager.engine import commits, trial_dispatch
 from nni_manager.store.reader import StoreReader
 from nni_manager.training_services.base import JobEnded
 from nni_sdk.records import encode
+from trial_keeper.wire.documents import stop_from_bytes
 from trial_keeper.wire.limits import QUOTA_BYTES
 from trial_keeper.wire.messages import (
     AttemptKey,
@@ -214,6 +215,28 @@ def test_a_keeper_that_reconnects_during_the_stop_of_its_trial_receives_the_stop
         engine.stop_trial(trial.trial_id)
         again = ScriptedKeeper(engine, trial.job_id, key)
         assert again.received()[1:] == [StopTrial(trial.trial_id, ExitReason.STOPPED_BY_USER)]
+        await engine.close()
+
+    play(scenario)
+
+
+def test_an_unconnected_keeper_finds_its_stop_request_before_the_cluster_stops_its_job(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial, _, keeper = await a_connected_keeper(engine, service)
+        keeper.session.closed()
+        path, found = experiment.folder.workspace.trial(trial.trial_id).stop_json, []
+
+        async def stop(job_id):
+            found.append((job_id, stop_from_bytes(path.read_bytes())))
+            return True
+
+        service.stop = stop
+        engine.stop_trial(trial.trial_id)
+        await until(lambda: found)
+        assert found == [(trial.job_id, StopTrial(trial.trial_id, ExitReason.STOPPED_BY_USER))]
         await engine.close()
 
     play(scenario)

@@ -54,6 +54,7 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
             "integration/test_job_recovery.py",
             "integration/test_adopted_jobs.py",
             "integration/test_keeper_commands.py",
+            "integration/test_experiment_end.py",
             "integration/test_admission.py",
             "integration/test_changes.py",
             "integration/test_mount.py",

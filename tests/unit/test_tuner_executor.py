@@ -19,7 +19,7 @@ from nni_manager.domain.events import (
 from nni_manager.engine import tuner_executor as algorithms_module
 from nni_manager.engine.tuner_executor import TunerExecutor
 from nni_manager.errors import UserError
-from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor
+from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor, PastLearningCurve
 from nni_manager.tuner.base import BaseTuner, Later, Observation, Suggestion
 from nni_manager.tuner.registry import make_tuner
 
@@ -313,3 +313,85 @@ def test_a_tuner_that_has_no_parameters_yet_is_reported_as_not_ready(tmp_path):
         await algorithms.ask(7)
 
     assert posted_events(tmp_path, Pausing(), play) == [TunerNotReady(7)]
+
+
+class Unusable(BaseAssessor):
+    """An assessor whose code fails at each call. At first, it cannot restore its state."""
+
+    def __init__(self):
+        self.received = []
+
+    def may_go_on(self, trial_id, course):
+        self.received.append(trial_id)
+        return True
+
+    def end(self, trial_id, course, *, has_succeeded):
+        raise UserError("cannot use the learning curve of another version")
+
+
+def test_a_failed_restore_of_the_assessor_is_reported_at_its_next_call_and_no_result_reaches_it(tmp_path):
+    assessor, posted = Unusable(), []
+
+    async def scenario():
+        config = RealExperiment(tmp_path, "pass\n").config
+        algorithms = TunerExecutor(
+            "exp", config, lambda _: Noting(), Assessment(assessor), posted.append, lambda: "aB3dE"
+        )
+        await algorithms.restore([], [], lambda: [PastLearningCurve("t0", 0, [1.0], True)])
+        assert posted == []
+        await algorithms.ask(0)
+        await algorithms.assess(AskAssessor("t1", 1, 0, (1.0,)))
+        algorithms.close()
+
+    asyncio.run(scenario())
+    suggested, failed = posted
+    assert isinstance(suggested, ParametersSuggested)
+    assert isinstance(failed, TunerFailed)
+    assert "the assessor" in failed.message
+    assert "cannot use the learning curve of another version" in failed.message
+    assert assessor.received == []
+
+
+class Advising(Noting):
+    """An advisor that stops each trial that reports 5."""
+
+    def __init__(self):
+        super().__init__()
+        self.stops = []
+
+    def report(self, trial_key, trial_id, values):
+        self.stops += [trial_id] * (5.0 in values)
+
+    def take_stops(self):
+        stops, self.stops = self.stops, []
+        return stops
+
+
+def test_an_advisor_receives_the_results_of_running_trials_and_stops_some_of_them(tmp_path):
+    async def play(algorithms):
+        await algorithms.ask(0)
+        for value in (1.0, 5.0):
+            await algorithms.assess(AskAssessor("t0", 0, 0, (value,)))
+
+    _, *stops = posted_events(tmp_path, Advising(), play)
+    assert [(event.trial_id, event.attempt) for event in stops] == [("t0", None)]
+
+
+class NoOtherSpace(Noting):
+    """A tuner that cannot use a changed search space."""
+
+    def import_results(self, results):
+        raise UserError("cannot use the new search space")
+
+
+def test_a_tuner_that_fails_at_a_change_of_the_search_space_is_reported_and_the_change_has_failed(tmp_path):
+    done = []
+
+    async def play(algorithms):
+        config = RealExperiment(tmp_path / "changed", "pass\n").config
+        done.append(await algorithms.change_space(config, [], []))
+
+    (failed,) = posted_events(tmp_path, NoOtherSpace(), play)
+    assert isinstance(failed, TunerFailed)
+    assert "cannot use the new search space" in failed.message
+    assert done == [False]
