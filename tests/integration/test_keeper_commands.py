@@ -180,6 +180,22 @@ def test_a_cluster_that_stops_jobs_at_once_is_asked_after_the_keeper_has_receive
     play(scenario)
 
 
+def test_a_cluster_with_a_grace_period_is_asked_at_once_to_stop_the_job_of_a_stopped_trial(
+    a_real_experiment, monkeypatch
+):
+    monkeypatch.setattr(trial_dispatch, "_KEEPER_HEAD_START_S", 3600.0)
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial, _, _ = await a_connected_keeper(engine, service)
+        engine.stop_trial(trial.trial_id)
+        await until(lambda: service.stopped == [trial.job_id])
+        await engine.close()
+
+    play(scenario)
+
+
 def test_a_job_that_ends_after_the_stop_of_its_trial_is_not_stopped_again(a_real_experiment, monkeypatch):
     monkeypatch.setattr(trial_dispatch, "_KEEPER_HEAD_START_S", 0.05)
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)

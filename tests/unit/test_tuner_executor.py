@@ -12,7 +12,9 @@ from nni_manager.domain.events import (
     AskAssessor,
     EarlyStopRequested,
     ParametersSuggested,
+    SearchSpaceChanged,
     TellAssessor,
+    TunerExhausted,
     TunerFailed,
     TunerNotReady,
 )
@@ -287,6 +289,7 @@ def test_a_failed_restore_of_the_tuner_is_reported_at_the_next_request_to_the_tu
 
     (failed,) = posted_events(tmp_path, Unrestorable(), play)
     assert isinstance(failed, TunerFailed)
+    assert failed.was_asked
     assert "cannot use the state of another version; start a new experiment" in failed.message
 
 
@@ -393,5 +396,56 @@ def test_a_tuner_that_fails_at_a_change_of_the_search_space_is_reported_and_the_
 
     (failed,) = posted_events(tmp_path, NoOtherSpace(), play)
     assert isinstance(failed, TunerFailed)
+    assert not failed.was_asked
     assert "cannot use the new search space" in failed.message
     assert done == [False]
+
+
+class Exhausted(Noting):
+    """A tuner without further parameters. It accepts any search space."""
+
+    def ask(self, trial_key):
+        return None
+
+    def import_results(self, results):
+        return 0
+
+
+def test_an_exhausted_tuner_and_a_changed_search_space_are_reported(tmp_path):
+    done = []
+
+    async def play(algorithms):
+        await algorithms.ask(0)
+        config = RealExperiment(tmp_path / "changed", "pass\n").config
+        done.append(await algorithms.change_space(config, [], []))
+
+    assert posted_events(tmp_path, Exhausted(), play) == [TunerExhausted(), SearchSpaceChanged()]
+    assert done == [True]
+
+
+def test_close_ends_tuner_and_assessor_without_waiting_for_a_call_and_makes_no_queued_call(tmp_path):
+    tuner, assessor, closed = Noting(learns=True), Slow(), []
+    tuner.close, assessor.close = lambda: closed.append("tuner"), lambda: closed.append("assessor")
+
+    async def scenario():
+        config = RealExperiment(tmp_path, "pass\n").config
+        algorithms = TunerExecutor(
+            "exp", config, lambda _: tuner, Assessment(assessor), lambda event: None, lambda: "aB3dE"
+        )
+        calls = [algorithms.ask(WAITS), algorithms.ask(0), algorithms.assess(AskAssessor("t0", 0, 0, (1.0,)))]
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        while not tuner.on_main_thread:
+            await asyncio.sleep(0.001)
+        algorithms.close()
+        assert closed == ["tuner", "assessor"]
+        tuner.may_answer.set()
+        assessor.may_answer.set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    before = threading.active_count()
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    while threading.active_count() > before:
+        time.sleep(0.001)
+    assert len(tuner.on_main_thread) == 1
