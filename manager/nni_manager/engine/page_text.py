@@ -52,7 +52,7 @@ def number_text(value: float) -> str:
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
     text = repr(value)
-    if "e" not in text and abs(value) < 1e16:
+    if "e" not in text:
         return text[:-2] if text.endswith(".0") else text
     return _positional(value, text)
 
@@ -61,11 +61,11 @@ def _positional(value: float, text: str) -> str:
     mantissa, _, exponent = text.lstrip("-").partition("e")
     sign = "-" if value < 0 else ""
     digits = mantissa.replace(".", "").rstrip("0") or "0"
-    # The position of the decimal point after the first digit of `digits`.
-    point = int(exponent) if exponent else mantissa.index(".") - 1
-    if 0 <= point < 21:
-        whole, rest = digits[: point + 1].ljust(point + 1, "0"), digits[point + 1 :]
-        return f"{sign}{whole}.{rest}" if rest else f"{sign}{whole}"
+    # The position of the decimal point after the first digit of `digits`. Python writes an exponent only below -4 and from 16 on,
+    # and never more than 17 digits.
+    point = int(exponent)
+    if 0 < point < 21:
+        return f"{sign}{digits.ljust(point + 1, '0')}"
     if -7 < point < 0:
         return f"{sign}0.{'0' * (-point - 1)}{digits}"
     tail = f".{digits[1:]}" if len(digits) > 1 else ""
