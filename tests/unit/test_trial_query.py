@@ -104,6 +104,10 @@ def test_the_text_for_the_search_contains_each_number_as_it_is_and_as_it_is_show
     assert parameter_text(trial) == f"x={number_text(value)}\n{shown_number(value)}".lower()
 
 
+def test_negative_zero_has_no_sign_as_in_javascript() -> None:
+    assert (number_text(-0.0), shown_number(-0.0)) == ("0", "0")
+
+
 def test_numbers_beyond_the_range_of_floats_are_infinite_as_in_javascript() -> None:
     assert (number_text(10**400), shown_number(-(10**400))) == ("Infinity", "\u2212∞")
     trial = made_trial(0, 0.0)
