@@ -17,9 +17,8 @@ ONE_TRIAL = {"trialConcurrency": 1, "maxTrialNum": 1}
 
 
 async def is_waiting(task):
-    """Let other tasks run; True if the task has not ended then."""
-    for _ in range(20):
-        await asyncio.sleep(0)
+    """True if the task does not end within a moment, in which a manager that waits for nothing ends."""
+    await asyncio.wait({task}, timeout=0.5)
     return not task.done()
 
 
@@ -40,6 +39,8 @@ def test_a_manager_does_not_end_before_the_last_job_of_its_experiment(a_real_exp
         succeed(keeper, key)
         await engine.finished.wait()
         assert (trial.state.value, len(engine.experiment.jobs.live)) == ("SUCCEEDED", 1)
+        with StoreReader(experiment.folder.database) as reader:
+            assert reader.experiment().ended_at_s is not None
         waiting = asyncio.ensure_future(engine.close()) if closes else stopped
         assert await is_waiting(waiting), "a job runs"
         service.on_job_ended(JobEnded(trial.job_id, 0, ""))
@@ -50,7 +51,12 @@ def test_a_manager_does_not_end_before_the_last_job_of_its_experiment(a_real_exp
     play(scenario)
 
 
-def test_a_manager_does_not_end_after_an_experiment_that_has_finished_is_extended(a_real_experiment):
+def test_a_manager_does_not_end_after_an_experiment_that_has_finished_is_extended(
+    a_real_experiment, monkeypatch
+):
+    # Without these limits, a manager that ends too early would do so only after minutes.
+    monkeypatch.setattr(engine_module, "RECORDED_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(engine_module, "MAX_STOP_S", 0.0)
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():

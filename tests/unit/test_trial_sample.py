@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_experiment import made_trial
@@ -48,6 +49,15 @@ def test_a_sample_has_the_best_trials_and_all_improvements_in_order(
     values = sorted((trial.run.value or 0.0 for trial in results), reverse=maximize)[:TOP]
     drawn = sorted((trial.run.value for trial in chosen if trial.run.value is not None), reverse=maximize)
     assert drawn[: len(values)] == values, "the best ones are there"
+
+
+@pytest.mark.parametrize(("maximize", "expected"), [(True, [0, 4]), (False, [0, 1, 6])])
+def test_an_improvement_is_better_than_all_feasible_results_before_it(
+    maximize: bool, expected: list[int]
+) -> None:
+    all_trials = [a_trial(number, value, None) for number, value in enumerate([3, 1, 3, None, 4, 4, 0, 9])]
+    all_trials[7].run.is_feasible = False
+    assert [trial.sequence_id for trial in improvements(all_trials, maximize=maximize)] == expected
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300))
