@@ -3,17 +3,14 @@
 import contextlib
 import json
 import os
-import queue
 import shutil
 import socket
 import ssl
-from contextlib import contextmanager
 from email import message_from_bytes, policy
 
 import pytest
-from aiosmtpd.controller import Controller
-from aiosmtpd.smtp import SMTP, AuthResult
 from deadlines import DEADLINE_S
+from mail_server import a_mail_server
 from real_experiment import wait_until
 from webhook import a_webhook
 
@@ -182,69 +179,6 @@ def test_a_hanging_notification_command_is_killed_with_its_child_processes(a_rea
 
 
 # ---- e-mail
-
-
-class Mails:
-    """Receives e-mails."""
-
-    def __init__(self):
-        self.received = queue.Queue()
-        self.logins = []
-
-    async def handle_DATA(self, server, session, envelope):  # noqa: N802 - aiosmtpd's name
-        self.received.put(envelope)
-        return "250 OK"
-
-    async def handle_RCPT(self, server, session, envelope, address, options):  # noqa: N802 - aiosmtpd's name
-        if address.startswith("nobody@"):
-            return "550 no such user"
-        envelope.rcpt_tos.append(address)
-        return "250 OK"
-
-    def authenticate(self, server, session, envelope, mechanism, auth_data):
-        self.logins.append((auth_data.login, auth_data.password))
-        return AuthResult(success=auth_data.password == b"p:w", handled=False)
-
-
-class MailServer(Controller):
-    """A mail server that counts its open connections. The count is needed because `stop` does not close them."""
-
-    connections = 0
-
-    def factory(self):
-        controller = self
-
-        class Connection(SMTP):
-            def connection_made(self, transport):
-                controller.connections += 1
-                super().connection_made(transport)
-
-            def connection_lost(self, error):
-                super().connection_lost(error)
-                controller.connections -= 1
-
-        return Connection(self.handler, **self.SMTP_kwargs)
-
-
-@contextmanager
-def a_mail_server(host="127.0.0.1", context=None):
-    mails = Mails()
-    with socket.create_server((host, 0)) as probe:
-        port = probe.getsockname()[1]
-    controller = MailServer(
-        mails,
-        hostname=host,
-        port=port,
-        ssl_context=context,
-        authenticator=mails.authenticate,
-        auth_require_tls=False,
-    )
-    controller.start()
-    try:
-        yield mails, port
-    finally:
-        wait_until(lambda: controller.connections == 0, "the managers have disconnected")
-        controller.stop()
 
 
 def test_the_subject_of_an_email_contains_the_final_state_of_the_experiment(a_real_experiment):

@@ -1,0 +1,177 @@
+"""The delivery of notifications: which failures are retried, and for how long."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from mail_server import a_mail_server
+from real_experiment import RealExperiment, wait_until
+from webhook import a_webhook
+
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine import notifier as notifier_module
+from nni_manager.engine.notifier import Notifier
+
+EXPERIMENT = {"id": "exp", "experimentName": "digits", "trialCount": 3, "succeededCount": 1, "failedCount": 2}
+
+
+def run_notifier(folder, recipients, scenario):
+    """Await `scenario` with the notifier of a running experiment, and with the tasks of its deliveries."""
+
+    async def run():
+        config = RealExperiment(folder, "pass\n", notify=recipients).config
+        deliveries = []
+
+        def spawn(delivery):
+            deliveries.append(asyncio.create_task(delivery))
+            return deliveries[-1]
+
+        output = folder / "notifications.log"
+        notifier = Notifier(
+            config, ExperimentState.RUNNING, output, lambda: EXPERIMENT, lambda call: call(), spawn
+        )
+        await scenario(notifier, deliveries)
+        await notifier.close()
+
+    asyncio.run(run())
+
+
+async def problem_of(notifier):
+    return await asyncio.to_thread(wait_until, lambda: notifier.problems, "the notifier has a problem")
+
+
+def is_given_up(folder, recipient):
+    """Whether the first failure of a delivery to this recipient is the last try."""
+    found = []
+
+    async def scenario(notifier, deliveries):
+        notifier.note_state(ExperimentState.DONE, "")
+        await problem_of(notifier)
+        found.append(deliveries[0].done())
+
+    run_notifier(folder, [recipient], scenario)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "is_final"), [(400, True), (404, True), (429, False), (499, True), (500, False), (503, False)]
+)
+def test_a_webhook_is_tried_again_only_if_its_status_says_that_it_is_overloaded_or_broken(
+    tmp_path, status, is_final
+):
+    with a_webhook(status, status) as webhook:
+        assert is_given_up(tmp_path, {"webhook": webhook.url}) is is_final
+        assert webhook.accepted.empty()
+
+
+@pytest.mark.parametrize(
+    ("login", "sender", "email", "is_final"),
+    [
+        ("", "it", "busy", False),
+        ("", "it", "nobody", True),
+        ("", "busy", "me", False),
+        ("", "nobody", "me", True),
+        ("me:wrong@", "it", "me", True),
+        ("m%C3%BC:p%3Aw@", "it", "me", True),
+    ],
+)
+def test_a_mail_server_is_tried_again_only_if_its_answer_is_temporary(
+    tmp_path, login, sender, email, is_final
+):
+    with a_mail_server() as (mails, port):
+        recipient = {
+            "email": f"{email}@example.com",
+            "sender": f"{sender}@example.com",
+            "smtp": f"smtp://{login}127.0.0.1:{port}",
+        }
+        assert is_given_up(tmp_path, recipient) is is_final
+        assert mails.received.empty()
+
+
+def test_a_login_that_would_be_readable_on_the_network_is_not_tried_again(tmp_path):
+    with a_mail_server("127.0.0.2") as (mails, port):
+        recipient = {"email": "me@example.com", "smtp": f"smtp://me:p%3Aw@127.0.0.2:{port}"}
+        assert is_given_up(tmp_path, recipient)
+        assert mails.logins == []
+
+
+@pytest.mark.parametrize(
+    "recipient",
+    [
+        {"webhook": "http://127.0.0.1:{}"},
+        {"email": "me@example.com", "sender": "it@example.com", "smtp": "smtp://127.0.0.1:{}"},
+    ],
+)
+def test_a_recipient_that_cannot_be_reached_is_tried_again(tmp_path, unused_port, recipient):
+    recipient = {key: value.format(unused_port) for key, value in recipient.items()}
+    assert not is_given_up(tmp_path, recipient)
+
+
+def test_a_failed_command_is_not_run_again(tmp_path):
+    assert is_given_up(tmp_path, {"command": "exit 3"})
+
+
+def test_a_command_that_cannot_be_started_is_not_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # without bash
+    assert is_given_up(tmp_path, {"command": "true"})
+
+
+def test_the_problem_of_a_recipient_is_gone_once_it_was_notified(tmp_path):
+    async def scenario(notifier, deliveries):
+        notifier.note_state(ExperimentState.DONE, "")
+        await problem_of(notifier)
+        await asyncio.gather(*deliveries)
+        assert webhook.accepted.qsize() == 1
+        assert notifier.problems == ()
+
+    with a_webhook(503) as webhook:
+        run_notifier(tmp_path, [{"webhook": webhook.url}], scenario)
+
+
+def test_a_recipient_that_stays_unavailable_is_tried_again_for_an_hour(tmp_path, monkeypatch):
+    async def scenario(notifier, deliveries):
+        notifier.note_state(ExperimentState.DONE, "")
+        await asyncio.gather(*deliveries)
+        assert (webhook.refusals, webhook.accepted.qsize()) == (2, 0)
+        assert len(notifier.problems) == 1
+
+    # The start of the delivery, and the time after each failure.
+    times_s = iter([100.0, 3699.0, 3701.0])
+    monkeypatch.setattr(notifier_module, "time", SimpleNamespace(monotonic=lambda: next(times_s)))
+    with a_webhook(503, 503) as webhook:
+        run_notifier(tmp_path, [{"webhook": webhook.url}], scenario)
+
+
+def test_a_notifier_that_closes_tries_an_unavailable_recipient_at_once_for_the_last_time(
+    tmp_path, monkeypatch
+):
+    async def scenario(notifier, deliveries):
+        notifier.note_state(ExperimentState.DONE, "")
+        await problem_of(notifier)
+        await notifier.close()
+        assert deliveries[0].done()
+        assert (webhook.refusals, webhook.accepted.qsize()) == (2, 0)
+
+    # A retry after its usual delay would be later than the deadline of the test.
+    monkeypatch.setattr(notifier_module, "delays_s", lambda *_: iter([3600.0] * 9))
+    with a_webhook(503, 503) as webhook:
+        run_notifier(tmp_path, [{"webhook": webhook.url}], scenario)
+
+
+def test_failures_in_a_row_are_notified_only_to_the_recipients_that_want_so_many(tmp_path):
+    async def scenario(notifier, deliveries):
+        for number in range(2):
+            trial = Trial(f"t{number}", number, {}, {}, 0.0, None)
+            trial.state = TrialState.FAILED
+            notifier.note_end(trial)
+        notifier.note_state(ExperimentState.DONE, "")
+        await asyncio.gather(*deliveries)
+        assert [(await asyncio.to_thread(two.next))["event"] for _ in range(2)] == ["failures", "end"]
+        assert (await asyncio.to_thread(five.next))["event"] == "end"
+        assert two.accepted.empty()
+        assert five.accepted.empty()
+
+    with a_webhook() as two, a_webhook() as five:
+        recipients = [{"webhook": two.url, "failures": 2}, {"webhook": five.url, "failures": 5}]
+        run_notifier(tmp_path, recipients, scenario)
