@@ -17,13 +17,14 @@ from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.checkpoints import (
     Checkpoint,
     Manifest,
+    checkpoint_of,
     checkpoints_from_bytes,
     checkpoints_to_bytes,
     newest_first,
 )
 from trial_keeper.wire.documents import TrialDocument
 from trial_keeper.wire.messages import AttemptKey
-from trial_keeper.wire.signatures import DocumentInvalid, SignatureInvalid
+from trial_keeper.wire.signatures import FIELD, DocumentInvalid, SignatureInvalid, signed
 from trial_keeper.wire.workspace import Workspace
 
 TRIAL = TrialDocument("trial1", 0, "true", "/code")
@@ -223,6 +224,53 @@ def test_a_checkpoint_document_without_a_signature_is_invalid(content):
     key = AttemptKey("trial1", attempt_id(0), "main-0")
     with pytest.raises(DocumentInvalid):
         checkpoints_from_bytes(content, "EXPT", key, lambda _: "f00d")
+
+
+VALID = {"name": "000001", "entry": "", "digest": "d1", "reports": 7}
+
+
+@pytest.mark.parametrize(
+    "checkpoints",
+    [
+        None,
+        VALID,
+        [[]],
+        [VALID | {"name": "a"}],
+        [VALID | {"name": "²"}],  # a digit that int() refuses
+        [VALID | {"name": ""}],
+        [VALID | {"entry": ".."}],
+        [VALID | {"entry": "a/b"}],
+        [VALID | {"entry": "a" * 256}],
+        [VALID | {"reports": True}],
+        [VALID | {"reports": 2**63}],  # more than SQLite's integers
+    ],
+)
+def test_a_signed_checkpoint_document_with_an_invalid_field_is_refused(checkpoints):
+    key = AttemptKey("trial1", attempt_id(0), "main-0")
+    valid = json.loads(checkpoints_to_bytes("EXPT", "job", key, [Manifest(**VALID)], "f00d"))
+    document = {name: value for name, value in valid.items() if name != FIELD}
+    content = json.dumps(signed("checkpoints.json", document | {"checkpoints": checkpoints}, "f00d"))
+    with pytest.raises(DocumentInvalid) as refusal:
+        checkpoints_from_bytes(content.encode(), "EXPT", key, TOKENS.__getitem__)
+    assert not isinstance(refusal.value, SignatureInvalid)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"7", b'"trial1"', b"null"])
+def test_a_checkpoint_document_that_is_no_json_object_is_refused(content):
+    key = AttemptKey("trial1", attempt_id(0), "main-0")
+    with pytest.raises(DocumentInvalid):
+        checkpoints_from_bytes(content, "EXPT", key, TOKENS.__getitem__)
+    with pytest.raises(DocumentInvalid):
+        Manifest.from_bytes(content)
+
+
+@pytest.mark.parametrize("checkpoint", [None, [], "000001", VALID])
+def test_a_trial_document_with_an_invalid_checkpoint_is_refused(checkpoint):
+    with pytest.raises(DocumentInvalid):
+        checkpoint_of(checkpoint)
+    document = json.loads(TRIAL.to_bytes()) | {"checkpoints": [checkpoint]}
+    with pytest.raises(DocumentInvalid):
+        TrialDocument.from_bytes(json.dumps(document).encode())
 
 
 @given(st.lists(st.builds(Checkpoint.of, KEYS, MANIFESTS), max_size=20))
