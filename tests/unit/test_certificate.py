@@ -1,5 +1,6 @@
 """The manager's certificate: created once, readable by its owner only, and unchanged by a resume."""
 
+import re
 import socket
 import ssl
 import stat
@@ -7,10 +8,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from deadlines import DEADLINE_S
 
 from nni_manager.store.certificate import Certificate
 from trial_keeper.host.trust import verify_certificate
+from trial_keeper.wire.metadata import MANAGER_NAME
 
 
 @pytest.fixture
@@ -104,6 +108,29 @@ def test_an_invalid_certificate_is_reported_as_unreadable() -> None:
 def test_a_certificate_check_raises_an_error_if_the_connection_is_refused(certificate: Certificate) -> None:
     with pytest.raises(ConnectionRefusedError):
         verify_certificate("127.0.0.1:9", certificate.certificate_pem, 10)
+
+
+def test_a_certificate_is_valid_for_its_hosts_and_cannot_issue_certificates(tmp_path: Path) -> None:
+    made = Certificate.of(tmp_path / "tls.pem", ["localhost", "192.0.2.7", "2001:db8::7", "localhost"])
+    parsed = x509.load_pem_x509_certificate(made.certificate_pem.encode())
+    assert made.sha256.replace(":", "") == parsed.fingerprint(hashes.SHA256()).hex().upper()
+    assert re.fullmatch("[0-9A-F]{2}(:[0-9A-F]{2}){31}", made.sha256)
+    names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert sorted(names.get_values_for_type(x509.DNSName)) == ["localhost", MANAGER_NAME]
+    assert sorted(map(str, names.get_values_for_type(x509.IPAddress))) == ["192.0.2.7", "2001:db8::7"]
+    constraints = parsed.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.critical
+    assert not constraints.value.ca
+
+
+def test_a_certificate_whose_key_is_damaged_is_moved_aside_and_replaced(
+    tmp_path: Path, certificate: Certificate
+) -> None:
+    content = certificate.path.read_text()
+    certificate.path.write_text(content.replace("-----END PRIVATE KEY-----", "\0" * 25))
+    anew = Certificate.of(certificate.path, ["127.0.0.1"])
+    assert anew.sha256 != certificate.sha256
+    assert (tmp_path / "tls.pem.torn-1").exists()
 
 
 @pytest.mark.parametrize("part", [0, 0.1, 0.5, 0.99])

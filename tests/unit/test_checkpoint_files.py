@@ -24,7 +24,7 @@ from trial_keeper.wire.checkpoints import (
 )
 from trial_keeper.wire.documents import TrialDocument
 from trial_keeper.wire.messages import AttemptKey
-from trial_keeper.wire.signatures import FIELD, DocumentInvalid, SignatureInvalid, signed
+from trial_keeper.wire.signatures import FIELD, DocumentInvalid, SignatureInvalid, check_signature, signed
 from trial_keeper.wire.workspace import Workspace
 
 TRIAL = TrialDocument("trial1", 0, "true", "/code")
@@ -224,6 +224,14 @@ def test_a_checkpoint_document_without_a_signature_is_invalid(content):
     key = AttemptKey("trial1", attempt_id(0), "main-0")
     with pytest.raises(DocumentInvalid):
         checkpoints_from_bytes(content, "EXPT", key, lambda _: "f00d")
+
+
+def test_a_signature_depends_on_neither_the_version_that_made_it_nor_the_order_of_fields():
+    # This signature must never change: keeper and manager of an experiment may have different versions.
+    signature = "c87237ca1d39a29f24bc8182114554fd3b5fe1aef16f4fe4fc158d7889163151"
+    document = {"job_id": "job", "message": "größer", "checkpoints": []}
+    assert signed("checkpoints.json", document, "f00d")[FIELD] == signature
+    check_signature("checkpoints.json", {FIELD: signature, **dict(reversed(document.items()))}, "f00d")
 
 
 VALID = {"name": "000001", "entry": "", "digest": "d1", "reports": 7}

@@ -20,6 +20,7 @@ def test_the_leftover_jobs_file_exists_only_while_jobs_may_be_left(folder):
     left = {"aB3dE": "remove it with `kubectl delete …`"}
     leftover_jobs.write(folder, left)
     assert leftover_jobs.read(folder) == left
+    assert folder.leftover_jobs.stat().st_mode & 0o777 == 0o600
     leftover_jobs.write(folder, {})
     assert not folder.leftover_jobs.exists()
     leftover_jobs.write(folder, {})

@@ -107,6 +107,38 @@ def test_listeners_are_not_verified_if_the_kernel_has_no_socket_tables(monkeypat
         verify_listener_uid("127.0.0.1", port)
 
 
+def test_listeners_are_verified_on_a_machine_without_ipv6(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(listener_uid, "_TABLES", (Path("/proc/net/tcp"), tmp_path / "tcp6"))
+    with a_listener("127.0.0.1") as listener:
+        port = listener.getsockname()[1]
+        give_away(port)
+        with pytest.raises(UntrustedListener):
+            verify_listener_uid("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_an_address_with_a_host_and_a_port_is_connected_and_verified(host):
+    with a_listener(host) as listener:
+        port = listener.getsockname()[1]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        with connect(address, 5.0) as connection:
+            assert connection.getpeername()[:2] == (host, port)
+            assert connection.gettimeout() == 5.0
+        verify_address(address)
+        give_away(port)
+        with pytest.raises(UntrustedListener):
+            verify_address(address)
+        verify_address(address, [NOBODY])
+
+
+def test_a_broken_connection_is_not_reported_as_reset_by_the_other_end():
+    with a_listener("127.0.0.1") as listener:
+        connection = socket.create_connection(listener.getsockname())
+        connection.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            check_peer(connection)
+
+
 # ---- the client side of a connection
 
 
@@ -194,6 +226,7 @@ def test_a_unix_socket_belongs_to_the_owner_of_its_file(unix_address):
     verify_address(unix_address)
     with connect(unix_address, 5.0) as connection:
         assert connection.family == socket.AF_UNIX
+        assert connection.gettimeout() == 5.0
 
 
 def test_a_unix_socket_of_another_user_is_not_trusted(unix_address, monkeypatch):

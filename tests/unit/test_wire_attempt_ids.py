@@ -52,6 +52,7 @@ def test_attempt_numbers_of_version_0_6_sort_numerically_and_before_all_attempt_
     assert not is_attempt_id(str(one))
     assert (sort_key(str(one)) < sort_key(str(other))) == (one < other)
     assert sort_key(str(one)) < sort_key(new_attempt_id(0.0))
+    assert start_ms_of(str(one)) == 0
     assert new_attempt_id(1.0, str(one))
 
 
