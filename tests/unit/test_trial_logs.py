@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nni_manager.domain.attempts import RegisteredAttempt
 from nni_manager.engine.tokens import token_of
-from nni_manager.engine.trial_logs import LogReplaced, attempts_of, read_range, sizes_of
+from nni_manager.engine.trial_logs import LogReplaced, attempts_of, output_location, read_range, sizes_of
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.rows import attempt_row
 from nni_manager.store.writer import Store, log_path
@@ -20,6 +20,8 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 SECRET = b"secret"
 KEYS = [AttemptKey("t1", attempt_id(number), "main-0") for number in range(10)]
 KEY = KEYS[0]
+# Of these, the second is the attempt of a lost job.
+KEYS_WITH_LOST = [AttemptKey("t3", attempt_id(number), "main-0") for number in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,9 @@ def folder(tmp_path_factory):
     store = Store.create(made.database, made.collected_logs, "TESTEXPT", "{}", SECRET, 0.0)
     with contextlib.closing(store):
         rows = [attempt_row(key, number) for number, key in enumerate(KEYS)]
-        store.commit([*rows, attempt_row(AttemptKey("t1", attempt_id(2), "worker-0"), 0)], 0.0)
+        rows.append(attempt_row(AttemptKey("t1", attempt_id(2), "worker-0"), 0))
+        rows += [attempt_row(key, number, is_lost=number == 1) for number, key in enumerate(KEYS_WITH_LOST)]
+        store.commit(rows, 0.0)
     return made
 
 
@@ -71,6 +75,19 @@ def test_a_range_of_a_log_has_only_complete_characters_at_any_offset(folder, tex
     assert content[part.first : part.following].decode() == part.text
     asked = min(max(len(content) + first, 0) if first < 0 else first, len(content))
     assert asked <= part.first <= min(asked + 3, max(len(content), asked))
+
+
+@pytest.mark.parametrize("text", ["aé€😀b", "😀😀", "€é\n€€", "éa"])
+def test_a_range_that_starts_inside_a_character_starts_with_the_next_character(folder, text):
+    content = text.encode()
+    write(folder, content)
+    for first in range(len(content)):
+        # The rest of the character that starts earlier is no text of its own.
+        expected = content[first:].decode(errors="ignore")
+        at = len(content) - len(expected.encode())
+        for start in (first, first - len(content)):
+            part = read(folder, start)
+            assert (part.text, part.first, part.following) == (expected, at, len(content))
 
 
 @given(content=st.binary(max_size=80), most=st.integers(4, 30))
@@ -116,6 +133,41 @@ def test_the_newest_attempt_is_shown_unless_an_attempt_is_selected(folder):
     ]
 
 
+def test_the_attempt_of_a_lost_job_is_shown_only_if_no_other_attempt_has_a_log(folder):
+    first, lost = KEYS_WITH_LOST
+    write(folder, b"lost", lost)
+    assert read_range(folder, "t3", Stream.STDOUT, first=0, most_bytes=99).text == "lost"
+    write(folder, b"first", first)
+    assert read_range(folder, "t3", Stream.STDOUT, first=0, most_bytes=99).text == "first"
+
+
+def test_a_collected_log_is_shown_if_the_workspace_has_no_folder_of_its_attempt(folder):
+    write(folder, b"collected", KEYS[5], collected=True)
+    assert not folder.workspace.attempt(KEYS[5]).path.exists()
+    assert read(folder, attempt=5).text == "collected"
+
+
+def test_a_log_to_which_other_users_may_write_is_shown(folder):
+    """A trial decides about the mode of its logs, and no result is read from them."""
+    folder.path.chmod(0o755)
+    write(folder, b"shared", KEYS[6]).chmod(0o666)
+    assert read(folder, attempt=6).text == "shared"
+    folder.path.chmod(0o700)
+
+
+def test_an_output_file_is_located_in_the_newest_attempt_of_its_trial(folder):
+    write(folder, b"", KEYS_WITH_LOST[0])
+    write(folder, b"", KEYS_WITH_LOST[1])
+    location = output_location(folder, "t3", "model.pt")
+    directory = folder.workspace.attempt(KEYS_WITH_LOST[1])
+    assert location.path == directory.output / "model.pt"
+    assert location.attempt.key == KEYS_WITH_LOST[1]
+    location.path.write_bytes(b"weights")
+    with open(location.open(), "rb") as file:
+        assert file.read() == b"weights"
+    assert output_location(folder, "t4", "model.pt") is None
+
+
 def test_an_unregistered_attempt_is_shown_only_if_its_signature_is_valid(folder):
     for number, token in ((3, token_of(SECRET, "job")), (4, "guessed")):
         key = AttemptKey("t2", attempt_id(number), "main-0")
@@ -137,7 +189,7 @@ def test_an_unregistered_attempt_is_shown_only_if_its_signature_is_valid(folder)
 )
 def test_the_log_of_a_missing_attempt_or_task_is_empty(folder, named):
     found = read(folder, **named)
-    assert (found.size_bytes, found.text, found.following) == (0, "", 0)
+    assert (found.size_bytes, found.first, found.text, found.following) == (0, 0, "", 0)
 
 
 def test_a_symbolic_link_in_place_of_a_log_is_not_followed(folder, tmp_path):
