@@ -25,7 +25,7 @@ from nni_manager.domain.trial_run import TrialRun
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.errors import InternalError
 from nni_manager.store import writer as writer_module
-from nni_manager.store.errors import StoreBusy, StoreUnusable
+from nni_manager.store.errors import StoreBusy, StoreUnusable, wal_bytes
 from nni_manager.store.lease import LeaseLost
 from nni_manager.store.migrations import SCHEMA_VERSION
 from nni_manager.store.queries import QUERIES
@@ -559,6 +559,29 @@ def test_an_endless_read_transaction_is_reported_when_the_write_ahead_log_grows(
     )
 
 
+def test_an_endless_reader_delays_few_commits_and_no_wait_for_another_writer(store, database, monkeypatch):
+    monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 16)
+    monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_WAIT_MS", 1)
+    # A checkpoint that waits for the reader as long as for a writer would exceed the time limit of the test.
+    monkeypatch.setattr(writer_module, "BUSY_WAIT_MS", 600_000)
+    store._connection.execute("PRAGMA busy_timeout = 600000")
+    store.commit([trial_row(a_trial())], 1.0)
+    statements = []
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as endless:
+        endless.execute("BEGIN")
+        endless.execute("SELECT count(*) FROM stream").fetchone()
+        store._connection.set_trace_callback(statements.append)
+        offset = 0
+        for _ in range(5):
+            commit = a_commit(*["x" * 10_000] * 20, offset=offset)
+            store.commit([commit], 1.0)
+            offset = commit.new_offset
+        store._connection.set_trace_callback(None)
+    assert sum("wal_checkpoint" in statement for statement in statements) == 1
+    assert store._connection.execute("PRAGMA busy_timeout").fetchone() == (600_000,)
+
+
 def test_the_note_at_the_end_of_a_truncated_log_is_written_once(store, tmp_path, reader):
     piece = StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello", postscript=b" cut")
     for _ in range(2):
@@ -602,6 +625,36 @@ def test_no_data_is_stored_if_syncing_a_log_to_disk_fails(store, reader, monkeyp
     assert (reader.offsets(KEY), metrics_of(reader, KEY.trial_id)) == ({}, [])
     store.commit([log_write(b"a line\n"), a_commit(0.5)], 3.0)
     assert reader.offsets(KEY)[Stream.STDOUT] == 7
+
+
+def test_a_log_is_stored_completely_if_the_system_writes_only_a_part_of_it_at_a_time(
+    store, tmp_path, monkeypatch
+):
+    write = os.pwrite
+    monkeypatch.setattr(
+        os, "pwrite", lambda descriptor, data, offset: write(descriptor, bytes(data)[:3], offset)
+    )
+    store.commit([trial_row(a_trial()), log_write(b"a long line\n"), log_write(b"another line\n", 12)], 1.0)
+    path = log_path(tmp_path / "logs", KEY, Stream.STDOUT)
+    assert path.read_bytes() == b"a long line\nanother line\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_the_error_for_a_full_disk_contains_the_size_of_the_database_with_its_log(
+    store, database, monkeypatch, number
+):
+    def fails(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fdatasync", fails)
+    # SQLite copies so many bytes into the database at once, and leaves the write-ahead log as long as it is.
+    store.commit([trial_row(a_trial()), a_commit(*["x" * 999_000] * 6)], 1.0)
+    stored_bytes = sum(Path(f"{database}{suffix}").stat().st_size for suffix in ("", "-wal"))
+    with pytest.raises(StoreBusy, match=f"the file has {stored_bytes / 1e6:.0f} MB") as raised:
+        store.commit([log_write(b"a line\n")], 2.0)
+    assert f"stdout: {os.strerror(number)}" in str(raised.value)
+    assert stored_bytes > 12e6
+    assert wal_bytes(database.with_name("absent")) == 0
 
 
 def test_the_cost_of_a_commit_contains_the_time_for_the_sync_of_its_logs(store, monkeypatch):
