@@ -17,13 +17,15 @@ from made_experiment import Played, made_experiment
 
 from nni_manager.client.watch import trial_cells
 from nni_manager.config.cluster import HIDDEN
+from nni_manager.config.model import UserClass
 from nni_manager.domain.events import ParametersSuggested
 from nni_manager.domain.message_summary import message_summary
+from nni_manager.domain.provenance import CodeVersion
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import TrialRun
-from nni_manager.engine.profiles import configuration_view, profile_view
-from nni_manager.engine.serializers import jobs_view, message_of, row_view, trial_view
-from nni_manager.engine.snapshot import KeeperSeen
+from nni_manager.engine.profiles import configuration_view, metadata_view, profile_view
+from nni_manager.engine.serializers import jobs_view, message_of, ms, row_view, summary_view, trial_view
+from nni_manager.engine.snapshot import ExperimentSnapshot, KeeperSeen
 from nni_manager.store.rows import SeenJob
 from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.openpai.section import PaiConfig
@@ -104,6 +106,95 @@ def test_configuration_and_profile_contain_no_passwords_of_machines(played):
         "useActiveGpu": False,
     }
     assert (listed[1]["port"], listed[1]["sshKeyFile"]) == (2222, "/home/ada/key")
+
+
+SHARED_PARAMS = {
+    "experimentName": "tests",
+    "trialConcurrency": 2,
+    "maxTrialRetry": 0,
+    "maxPreemptions": 100,
+    "lostNodeTimeout": 300.0,
+    "debug": False,
+    "versionCheck": True,
+    "logLevel": "info",
+    "logCollection": "none",
+    "reuseIdleTimeout": 600.0,
+    "maxTrialsPerJob": 0,
+    "searchSpace": {"x": {"_type": "uniform", "_value": [0, 1]}},
+}
+
+
+@pytest.mark.parametrize("fail_fast", [False, 3])
+def test_a_profile_has_the_keys_of_the_schema_of_its_experiment_file(tmp_path, fail_fast):
+    experiment = made_experiment(
+        tmp_path,
+        0,
+        maxExecDuration="2h",
+        failFast=fail_fast,
+        tuner={"builtinTunerName": "TPE", "classArgs": {"constant_liar_type": "min"}},
+        assessor={"builtinAssessorName": "Medianstop", "classArgs": {"optimize_mode": "minimize"}},
+    )
+    snapshot = ExperimentSnapshot.stored(experiment.folder)
+    command, shared = snapshot.config.trial_command, SHARED_PARAMS | {"failFast": fail_fast}
+    in_v2 = dataclasses.replace(snapshot, config=snapshot.config.replace(file_schema="v2"))
+    assert profile_view(snapshot)["params"] == shared | {
+        "authorName": "tests",
+        "description": None,
+        "maxExecDuration": 7200.0,
+        "maxTrialNum": 1,
+        "maxTrialDuration": None,
+        "nniManagerIp": None,
+        "trainingServicePlatform": "local",
+        "tuner": {"builtinTunerName": "TPE", "classArgs": {"constant_liar_type": "min"}},
+        "trial": {"command": command, "codeDir": str(experiment.code), "gpuNum": None},
+    }
+    of_trials = {"trialCommand": command, "trialCodeDirectory": str(experiment.code)}
+    assert profile_view(in_v2)["params"] == shared | of_trials | {
+        "experimentType": "hpo",
+        "maxExperimentDuration": 7200.0,
+        "maxTrialNumber": 1,
+        "useAnnotation": False,
+        "experimentWorkingDirectory": str(tmp_path / "experiments"),
+        "tuner": {"name": "TPE", "classArgs": {"constant_liar_type": "min"}},
+        "assessor": {"name": "Medianstop", "classArgs": {"optimize_mode": "minimize"}},
+        "trainingService": {"platform": "local", "reuseMode": False} | of_trials,
+    }
+
+
+def test_the_profile_of_an_experiment_with_a_tuner_of_its_user_names_the_class_and_its_folder(played):
+    own = UserClass("mine.Tuner", "/home/ada/tuner")
+    config = played.snapshot().config
+    tuner = dataclasses.replace(config.tuner, name="mine.Tuner", class_args={"speed": 2}, own=own)
+    config = config.replace(file_schema="v2", tuner=tuner)
+    profile = profile_view(dataclasses.replace(played.snapshot(), config=config))
+    assert profile["params"]["tuner"] == {
+        "className": "mine.Tuner",
+        "codeDirectory": "/home/ada/tuner",
+        "classArgs": {"speed": 2},
+    }
+
+
+def test_only_an_ended_experiment_has_an_end_time(played, tmp_path):
+    # A resumed experiment keeps the time of its previous end until it ends again.
+    resumed = dataclasses.replace(played.snapshot(), ended_at_s=12.5)
+    ended = ExperimentSnapshot.stored(made_experiment(tmp_path / "ended", 1).folder)
+    for view in (profile_view, metadata_view, summary_view):
+        assert view(resumed).get("endTime") is None
+        assert view(ended)["endTime"] == ms(ended.ended_at_s)
+    assert (metadata_view(ended)["succeededCount"], metadata_view(ended)["failedCount"]) == (1, 0)
+    assert metadata_view(resumed)["succeededCount"] == 0
+
+
+def test_the_configuration_shows_the_newest_version_of_the_code_and_the_keys_in_their_usual_order(played):
+    versions = (CodeVersion(1.0, "d1", None, None), CodeVersion(2.0, "d2", "abc", is_dirty=True))
+    shown = configuration_view(dataclasses.replace(played.snapshot(), code=versions))
+    assert shown["trial"]["codeVersion"] == {
+        "since": 2000, "digest": "d2", "gitCommit": "abc", "isDirty": True,
+    }  # fmt: skip
+    document = yaml.safe_load(shown["text"])
+    assert [*document][:3] == ["authorName", "experimentName", "trialConcurrency"]
+    internal = {"schema", "searchSpaceRaw", "searchSpaceRevision", "expansions", "warnings"}
+    assert not internal & document.keys()
 
 
 def test_the_view_of_a_job_contains_its_keepers_and_times_and_a_link_to_the_cluster(played):
