@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from strangers import NOBODY
 
@@ -137,6 +137,14 @@ def test_a_file_is_refused_if_its_owner_differs_from_the_owner_of_its_attempt(ro
     assert read(root) == CONTENT, "the whole attempt is another user's, as in a container"
 
 
+@as_root
+def test_a_folder_of_another_user_inside_an_attempt_does_not_change_the_owner_of_the_attempt(root) -> None:
+    for path in (file_in(root).parent, file_in(root)):
+        os.chown(path, NOBODY, NOBODY)
+    with pytest.raises(UnsafePath, match=f"its owner is user {NOBODY}, but its attempt's is user 0"):
+        read(root)
+
+
 @pytest.mark.parametrize(
     ("mode", "writers"), [(0o664, "its group"), (0o646, "all users"), (0o666, "all users")]
 )
@@ -201,6 +209,7 @@ def test_write_access_to_a_file_is_ignored_for_users_who_can_also_replace_the_wo
     replaces = 0 if root & stat.S_ISVTX else root
     by_group = bool(file & 0o020) and not (replaces & 0o002 or (replaces & 0o020 and groups[0] == groups[1]))
     by_all = bool(file & 0o002) and not replaces & 0o002
+    assert found in ("", "its group", "all users")
     assert bool(found) == (can_enter and (by_group or by_all))
     assert (found == "all users") == (can_enter and by_all)
 
@@ -210,6 +219,8 @@ def a_status(mode: int, gid: int) -> os.stat_result:
 
 
 @given(size=st.integers(0, 3 * LIMIT), limit=st.integers(0, 3 * LIMIT))
+@example(size=LIMIT, limit=LIMIT)
+@example(size=LIMIT + 1, limit=LIMIT)
 def test_a_file_is_read_completely_or_refused_because_of_its_size(
     tmp_path_factory, size: int, limit: int
 ) -> None:
@@ -222,6 +233,33 @@ def test_a_file_is_read_completely_or_refused_because_of_its_size(
     else:
         with pytest.raises(UnsafePath, match=f"it has {size} bytes, more than the limit of {limit}"):
             read_beneath(folder, folder / "file", limit)
+
+
+def test_a_file_that_grows_while_it_is_read_is_refused_at_the_limit(root, monkeypatch) -> None:
+    read_some = os.read
+
+    def read_and_grow(descriptor: int, most_bytes: int) -> bytes:
+        with file_in(root).open("ab") as file:
+            file.write(bytes(LIMIT))
+        return read_some(descriptor, most_bytes)
+
+    monkeypatch.setattr(os, "read", read_and_grow)
+    with pytest.raises(UnsafePath, match=f"more than the limit of {3 * LIMIT}"):
+        read(root, 3 * LIMIT)
+    assert file_in(root).stat().st_size < 9 * LIMIT
+
+
+def test_the_error_for_a_file_that_cannot_be_read_contains_its_path(root, monkeypatch) -> None:
+    def fails(descriptor: int, most_bytes: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    before = len(os.listdir("/proc/self/fd"))
+    assert read(root) == CONTENT
+    monkeypatch.setattr(os, "read", fails)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)) as caught:
+        read(root)
+    assert caught.value.filename == str(file_in(root))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_error_for_a_missing_file_contains_its_full_path(root) -> None:
