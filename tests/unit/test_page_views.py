@@ -13,27 +13,40 @@ import pytest
 import yaml
 from attempts import attempt_id
 from deadlines import DEADLINE_S
-from made_experiment import Played, made_experiment
+from made_experiment import Played, made_experiment, made_trial
 
 from nni_manager.client.watch import trial_cells
 from nni_manager.config.cluster import HIDDEN
 from nni_manager.config.model import UserClass
 from nni_manager.domain.events import ParametersSuggested
+from nni_manager.domain.learning_curve import StoredMark
 from nni_manager.domain.message_summary import message_summary
-from nni_manager.domain.provenance import CodeVersion
+from nni_manager.domain.provenance import AttemptEnvironment, CodeVersion
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import TrialRun
+from nni_manager.domain.usage import PeakUsage
 from nni_manager.engine.profiles import configuration_view, metadata_view, profile_view
-from nni_manager.engine.serializers import jobs_view, message_of, ms, row_view, summary_view, trial_view
+from nni_manager.engine.serializers import (
+    jobs_view,
+    message_of,
+    ms,
+    provenance_view,
+    row_view,
+    summary_view,
+    trial_view,
+    usage_samples_view,
+    usage_view,
+    whole_trial_view,
+)
 from nni_manager.engine.snapshot import ExperimentSnapshot, KeeperSeen
-from nni_manager.store.rows import SeenJob
+from nni_manager.store.rows import SeenJob, UsageRow
 from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.remote.section import RemoteMachine, RemoteSection
 from nni_manager.web import backend_reads, experiment_routes
 from nni_manager.web.api import API_ROOT, ManagerApi
 from nni_manager.web.session_auth import SessionAuth
-from trial_keeper.wire.messages import AttemptKey
+from trial_keeper.wire.messages import AttemptKey, GpuUsage, Usage
 
 
 @pytest.fixture
@@ -224,6 +237,117 @@ def test_a_running_trial_shows_cluster_warnings_and_the_time_since_the_keepers_l
     assert message_of(warned, trial) == "node n1 is down; its keeper has been silent for 38 s"
     shown = trial_view(warned, trial)
     assert "(node n1 is down; its keeper has been silent for 38 s)" in trial_cells(shown)[2]
+
+
+KEY = AttemptKey("t", attempt_id(0), "main-0")
+
+
+def test_a_trial_has_the_fields_of_nni(played):
+    snapshot = dataclasses.replace(played.snapshot(), link_of=lambda job_id: f"https://pai.example/{job_id}")
+    trial = Trial("t", 7, {"x": 1}, {}, 1.0, job_id="job")
+    shown = trial_view(snapshot, trial)
+    assert shown["link"] == "https://pai.example/job"
+    assert "finalMetricData" not in shown
+    assert shown["logPath"] == f"{snapshot.folder.workspace.trials}/t"
+    parameters = {"parameter_id": 7, "parameters": {"x": 1}, "parameter_index": 0}
+    assert [*map(json.loads, shown["hyperParameters"])] == [parameters | {"parameter_source": "algorithm"}]
+    trial = Trial("t", 7, {"x": 1}, {}, 1.0, None, is_customized=True, run=TrialRun(final="0.5", value=0.5))
+    shown = trial_view(snapshot, trial)
+    assert shown["link"] is None
+    assert [*map(json.loads, shown["hyperParameters"])] == [parameters | {"parameter_source": "customized"}]
+    assert shown["finalMetricData"] == [
+        {"trialJobId": "t", "parameterId": "7", "type": "FINAL", "sequence": 0, "data": "0.5"}
+    ]
+
+
+def test_the_usage_of_a_trial_has_its_peak_and_until_its_end_the_latest_report():
+    latest = Usage(KEY, 12.5, 1000, 10, (GpuUsage(1, 50.0, 2**30),))
+    shown = {
+        "cpuPercent": 12.5,
+        "rssBytes": 1000,
+        "diskBytes": 10,
+        "gpus": [{"index": 1, "utilisationPercent": 50.0, "memoryUsedBytes": 2**30}],
+    }
+    trial = Trial("t", 0, {}, {}, 1.0, job_id="job")
+    assert usage_view(trial) is None
+    trial.run.peak_usage = PeakUsage(99.0, 2000, 20)
+    peak = {"cpuPercent": 99.0, "rssBytes": 2000, "diskBytes": 20, "gpus": []}
+    assert usage_view(trial) == {"peak": peak, "latest": None}
+    trial.run.latest_usage = latest
+    assert usage_view(trial) == {"peak": peak, "latest": shown}
+    trial.state = TrialState.SUCCEEDED
+    assert usage_view(trial) == {"peak": peak, "latest": None}
+    sample = {"attempt": 3, "task": "main-0", "timestamp": 2500}
+    assert usage_samples_view([(3, UsageRow(latest, 2.5))]) == [sample | shown]
+
+
+def test_a_trial_has_a_checkpoint_if_it_saved_one_or_continues_from_one(played):
+    def has_checkpoint(marks=(), continues=None):
+        trial = Trial("t", 0, {}, {}, 1.0, job_id="job", continues=continues)
+        return whole_trial_view(played.snapshot(), trial, [], marks)["hasCheckpoint"]
+
+    mark = StoredMark(0, KEY.attempt_id, KEY.task, 10, "000001")
+    assert not has_checkpoint()
+    assert has_checkpoint(marks=[mark])
+    assert has_checkpoint(continues="t0")
+
+
+def test_the_provenance_of_a_trial_is_the_code_at_its_start_and_the_environment_of_each_attempt(played):
+    versions = (CodeVersion(10.0, "d1", "abc", is_dirty=False), CodeVersion(20.0, ""))
+    snapshot = dataclasses.replace(played.snapshot(), code=versions)
+    trial = Trial("t", 0, {}, {}, 1.0, job_id="job", run=TrialRun(started_at_s=15.0))
+    environments = [AttemptEnvironment(0, "main-0", "host-1", "", "3.11.2", "ab")]
+    first = {"since": 10_000, "digest": "d1", "gitCommit": "abc", "isDirty": False}
+    assert provenance_view(snapshot, trial, environments) == {
+        "code": first,
+        "attempts": [
+            {
+                "attempt": 0,
+                "task": "main-0",
+                "host": "host-1",
+                "node": None,
+                "python": "3.11.2",
+                "packages": "ab",
+            }
+        ],
+    }
+    newest = {"since": 20_000, "digest": None, "gitCommit": None, "isDirty": None}
+    trial.run.started_at_s = 25.0
+    assert provenance_view(snapshot, trial, []) == {"code": newest, "attempts": []}
+    trial.run.started_at_s = 5.0  # before the first record
+    assert provenance_view(snapshot, trial, []) == {"code": None, "attempts": []}
+
+
+def test_a_trial_of_several_objectives_has_their_numbers_and_the_constraints_that_it_violates(tmp_path):
+    def shown(result, **config):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+
+        def make_trial(number, now_s):
+            trial = made_trial(number, now_s)
+            trial.run.final = None if result is None else json.dumps(result)
+            return trial
+
+        snapshot = ExperimentSnapshot.stored(made_experiment(folder, 1, make_trial, **config).folder)
+        return trial_view(snapshot, *snapshot.experiment.trials.values())
+
+    limited = {"constraints": [{"metric": "ms", "at_most": 15}]}
+    two = {"objectives": [{"metric": "acc", "mode": "maximize"}, {"metric": "ms", "mode": "minimize"}]}
+    one = {"objectives": two["objectives"][:1]}
+    found = shown({"acc": 0.5, "ms": 20}, **two, **limited)
+    assert (found["values"], found["violates"]) == ([0.5, 20], ["ms ≤ 15"])
+    found = shown({"acc": 0.5, "ms": 10}, **two, **limited)
+    assert (found["values"], "violates" in found) == ([0.5, 10], False)
+    found = shown({"acc": 0.5, "ms": 20}, **one, **limited)
+    assert ("values" in found, found["violates"]) == (False, ["ms ≤ 15"])
+    for found in (shown(0.5), shown(None, **two, **limited)):
+        assert not {"values", "violates"} & found.keys()
+
+
+def test_a_table_row_marks_a_result_that_violates_a_constraint():
+    trial = Trial("t", 0, {}, {}, 1.0, job_id="job", run=TrialRun(final="0.5", value=0.5))
+    assert "infeasible" not in row_view(trial)
+    trial.run.is_feasible = False
+    assert row_view(trial)["infeasible"] is True
 
 
 def test_a_storage_that_does_not_respond_delays_no_other_request(played, monkeypatch):
