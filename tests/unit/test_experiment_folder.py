@@ -1,12 +1,19 @@
-"""The folder of an experiment: its lock and the link to its workspace."""
+"""The folder of an experiment: its files, its locks and processes, and the link to its workspace."""
 
 import fcntl
+import os
 from contextlib import suppress
 
 import pytest
 
 from nni_manager.store import owner_lock
-from nni_manager.store.folders import ExperimentFolder, FolderUnreadable
+from nni_manager.store.folders import (
+    ExperimentFolder,
+    ExperimentLocked,
+    FolderUnreadable,
+    ManagerProcess,
+    WorkspaceUnusable,
+)
 from nni_manager.store.owner_lock import OwnerLock
 
 
@@ -83,3 +90,134 @@ def test_a_lock_file_that_is_removed_while_a_process_waits_for_it_is_not_owned(
         OwnerLock(path).owned(),
     ):
         pytest.fail("the lock of a removed file protects nothing")
+
+
+# ---- files
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "db/experiment.sqlite",
+        "db/experiment.sqlite-wal",
+        "owner.lock",
+        "view.lock",
+        "manager-process.json",
+        "view-process.json",
+        "leftover-jobs.json",
+    ],
+)
+def test_a_pipe_in_place_of_a_file_that_every_command_opens_is_refused(folder, name):
+    (folder.path / "db" / "experiment.sqlite").touch()
+    folder.check_files()
+    (folder.path / name).unlink(missing_ok=True)
+    os.mkfifo(folder.path / name)
+    for check in (folder.check_files, folder.check_files_of_manager):
+        with pytest.raises(FolderUnreadable, match=rf"{name}: it is a pipe, not a file; "):
+            check()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "log/nnimanager.log",
+        "log/nnictl_stdout.log",
+        "log/nnictl_stderr.log",
+        "log/notifications.log",
+        "ended-sessions.json",
+        "tls.pem",
+        "jobs/job1.json",
+        "workspace/manager.json",
+        "workspace/run.sh",
+        "workspace/code-0a1b.tar.gz",
+    ],
+)
+def test_a_pipe_in_place_of_a_file_of_the_manager_is_refused(folder, name):
+    folder.check_files_of_manager()
+    os.mkfifo(folder.path / name)
+    folder.check_files()
+    name = name.removeprefix("workspace/")
+    remedy = "move it away, and the manager creates a new one"
+    with pytest.raises(FolderUnreadable, match=rf"{name}: it is a pipe, not a file; {remedy}"):
+        folder.check_files_of_manager()
+
+
+def test_a_file_in_place_of_the_folder_of_trials_is_refused(folder):
+    folder.workspace.trials.rmdir()
+    folder.workspace.trials.touch()
+    with pytest.raises(FolderUnreadable, match="it is not a folder; move it away"):
+        folder.check_files_of_manager()
+
+
+def test_a_new_folder_and_its_workspace_are_closed_to_other_users(folder, storage):
+    modes = [path.stat().st_mode & 0o777 for path in (folder.path, storage / "EXPTEST1")]
+    assert modes == [0o700, 0o700]
+    assert (storage / "EXPTEST1" / "trials").stat().st_mode & 0o777 == 0o755
+    with pytest.raises(FileExistsError):
+        folder.make(storage)
+
+
+def test_a_removed_experiment_leaves_neither_its_folder_nor_its_workspace(folder, storage):
+    folder.remove()
+    assert not folder.path.exists()
+    assert [*storage.iterdir()] == []
+
+
+def test_a_lost_folder_of_trials_is_created_again_and_reported_as_lost(folder, storage):
+    trials = storage / "EXPTEST1" / "trials"
+    assert folder.open_workspace(is_private=True, reuses_jobs=False) is False
+    trials.rmdir()
+    assert folder.open_workspace(is_private=True, reuses_jobs=False) is True
+    assert trials.is_dir()
+
+
+def test_a_workspace_that_is_missing_or_has_a_file_in_place_of_its_trials_is_refused(folder, storage):
+    trials = storage / "EXPTEST1" / "trials"
+    trials.rmdir()
+    trials.touch()
+    with pytest.raises(WorkspaceUnusable, match="trials: it is not a folder; move it away"):
+        folder.open_workspace(is_private=True, reuses_jobs=False)
+    trials.unlink()
+    (storage / "EXPTEST1").rmdir()
+    with pytest.raises(WorkspaceUnusable, match=r"cannot find workspace .*/EXPTEST1; mount its storage"):
+        folder.open_workspace(is_private=True, reuses_jobs=False)
+    assert not (storage / "EXPTEST1").exists()
+
+
+# ---- processes
+
+PROCESS = ManagerProcess(7, "127.0.0.1", 8080, "0.7.0", "token", url_prefix="/lab")
+
+
+@pytest.mark.parametrize("is_brief", [False, True])
+def test_only_an_owner_that_is_no_manager_restores_the_process_file_of_the_last_manager(folder, is_brief):
+    folder.write_process(PROCESS)
+    assert folder.token_file(is_view=False).stat().st_mode & 0o777 == 0o600
+    with folder.owned(is_brief=is_brief):
+        assert folder.process() is None
+    assert folder.process() == (PROCESS if is_brief else None)
+
+
+def test_an_experiment_has_one_view_at_a_time_which_removes_its_process_file(folder):
+    with folder.viewed():
+        assert folder.running_view() is None
+        folder.write_process(PROCESS, is_view=True)
+        assert (folder.running_view(), folder.running_process(), folder.process()) == (PROCESS, None, None)
+        with pytest.raises(ExperimentLocked, match="cannot view experiment EXPTEST1"), folder.viewed():
+            pytest.fail("the experiment has two views")
+        assert folder.running_view() == PROCESS
+        with folder.owned():
+            pass
+    assert not folder.token_file(is_view=True).exists()
+    assert folder.running_view() is None
+
+
+def test_the_process_file_that_a_manager_holds_open_is_found_after_the_folder_was_deleted(folder):
+    folder.write_process(PROCESS)
+    assert folder.held_process(os.getpid()) is None
+    descriptor = folder.open_process_file()
+    assert folder.held_process(os.getpid()) == PROCESS
+    folder.remove()
+    assert folder.held_process(os.getpid()) == PROCESS
+    os.close(descriptor)
+    assert folder.held_process(os.getpid()) is None
