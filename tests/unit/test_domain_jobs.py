@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nni_manager.domain.jobs import MAX_PREFETCH, TRANSITIONS, Job, Jobs, JobState, JobTrigger
 
@@ -100,19 +100,24 @@ def test_prefetched_trials_run_in_order() -> None:
     assert job.trial_ids == tuple(following)
 
 
-@pytest.fixture
-def jobs() -> Jobs:
+def jobs_of_which_one_is_busy(tasks: int = 1, max_trials: int = 0) -> Jobs:
     """One job runs a trial and holds three prefetched trials; two other jobs are idle."""
-    jobs = Jobs()
+    jobs = Jobs(tasks, max_trials)
     for number in range(3):
         job = jobs.add(Job(f"env-{number}"))
         jobs.note_link(job, is_up=True, supports_revoke=True)
-        jobs.note_idle(job, "main-0")
+        for task in range(tasks):
+            jobs.note_idle(job, f"main-{task}")
     job = jobs.live["env-0"]
     jobs.give(job, "t0")
     for number in range(1, 4):
         jobs.prefetch(job, f"t{number}")
     return jobs
+
+
+@pytest.fixture
+def jobs() -> Jobs:
+    return jobs_of_which_one_is_busy()
 
 
 def test_one_prefetched_trial_is_revoked_per_idle_job_and_the_last_trial_is_revoked_first(jobs: Jobs) -> None:
@@ -150,6 +155,30 @@ def test_the_start_of_a_trial_cancels_the_pending_revoke_of_the_trial(jobs: Jobs
     for trial_id in ("t0", "t1", "t2", "t3"):
         jobs.note_started("env-0", trial_id)
     assert (job.revoking_ids, jobs.revoke(0)) == (set(), [])
+
+
+def test_an_idle_report_from_before_the_start_of_a_revoked_trial_does_not_make_the_job_idle_after_the_trial(
+    jobs: Jobs,
+) -> None:
+    job = jobs.live["env-0"]
+    assert jobs.revoke(1) == [(job, "t3")]
+    for trial_id in ("t0", "t1", "t2"):
+        jobs.free("env-0", trial_id)
+    jobs.note_idle(job, "main-0")
+    jobs.note_started("env-0", "t3")
+    jobs.free("env-0", "t3")
+    assert job.state is JobState.PENDING
+    jobs.note_idle(job, "main-0")
+    assert job.state is JobState.IDLE
+
+
+def test_trials_are_revoked_after_a_job_ended_during_its_revoke(jobs: Jobs) -> None:
+    assert jobs.revoke(1) == [(jobs.live["env-0"], "t3")]
+    jobs.end("env-0")
+    busy = jobs.live["env-1"]
+    jobs.give(busy, "t4")
+    jobs.prefetch(busy, "t5")
+    assert jobs.revoke(0) == [(busy, "t5")]
 
 
 def test_trials_that_a_keeper_skipped_are_revoked_in_reverse_order(jobs: Jobs) -> None:
@@ -219,10 +248,17 @@ def test_prefetch_respects_the_limit_of_trials_per_job() -> None:
     assert jobs.next_for_prefetch(MAX_PREFETCH) is None
 
 
+def test_no_trial_is_prefetched_for_a_job_that_may_run_one_trial() -> None:
+    jobs = jobs_of_which_one_is_busy(max_trials=1)
+    jobs.give(jobs.live["env-1"], "t4")
+    assert jobs.next_for_prefetch(MAX_PREFETCH) is None
+
+
 def test_job_ids_stay_unique_after_a_restart() -> None:
     jobs = Jobs()
     jobs.remember("env-6")
     jobs.remember("aBcDe")  # a job of an experiment without reuse is named after its trial
+    jobs.remember("aBcDe-9")  # the job of the ninth restart of that trial
     assert jobs.new_id() == "env-7"
     jobs.add(Job(jobs.new_id()))
     assert jobs.new_id() == "env-8"
@@ -234,14 +270,17 @@ MAX_TRIALS = 5
 class AnyJobs(RuleBasedStateMachine):
     """Checks the incremental counts against a recount, in any order of events."""
 
+    tasks = 1
+
     def __init__(self) -> None:
         super().__init__()
-        self.jobs = Jobs(max_trials=MAX_TRIALS)
-        self.trials = 0
+        # From an empty start, almost no run would reach a job with a trial.
+        self.jobs = jobs_of_which_one_is_busy(self.tasks, MAX_TRIALS)
+        self.trials = 4
 
-    @initialize(tasks=st.integers(1, 2))
-    def choose(self, tasks: int) -> None:
-        self.jobs.tasks = tasks
+    def new_trial(self) -> str:
+        self.trials += 1
+        return f"t{self.trials}"
 
     def picked(self, number: int) -> Job:
         return list(self.jobs.live.values())[number % len(self.jobs.live)]
@@ -252,13 +291,18 @@ class AnyJobs(RuleBasedStateMachine):
 
     @rule()
     def queue(self) -> None:
-        self.jobs.queue.append(f"t{self.trials}")
-        self.trials += 1
+        self.jobs.queue.append(self.new_trial())
 
     @precondition(lambda self: self.jobs.live)
-    @rule(number=st.integers(0, 5), task=st.sampled_from(["worker-0", "worker-1"]))
+    @rule(number=st.integers(0, 5), task=st.sampled_from(["main-0", "main-1"]))
     def report_idle(self, number: int, task: str) -> None:
         self.jobs.note_idle(self.picked(number), task)
+
+    @precondition(lambda self: self.jobs.live)
+    @rule(number=st.integers(0, 5))
+    def report_all_idle(self, number: int) -> None:
+        for task in range(self.jobs.tasks):
+            self.jobs.note_idle(self.picked(number), f"main-{task}")
 
     @precondition(lambda self: self.jobs.queue and self.jobs.next_idle() is not None)
     @rule()
@@ -330,12 +374,12 @@ class AnyJobs(RuleBasedStateMachine):
         )  # The scheduler also puts a reclaimed trial at the front of the queue.
         assert job.trial_ids == tuple(each for each in before if each != trial_id)
 
-    @precondition(lambda self: self.jobs.live)
+    @precondition(lambda self: len(self.jobs.live) > 2)
     @rule(number=st.integers(0, 5))
     def dismiss(self, number: int) -> None:
         self.jobs.dismiss(self.picked(number))
 
-    @precondition(lambda self: self.jobs.live)
+    @precondition(lambda self: len(self.jobs.live) > 2)
     @rule(number=st.integers(0, 5))
     def end(self, number: int) -> None:
         job_id = self.picked(number).job_id
@@ -380,5 +424,13 @@ class AnyJobs(RuleBasedStateMachine):
             assert set(jobs) == (having if self.jobs.tasks == 1 else set())
 
 
+class AnyJobsWithTwoTasks(AnyJobs):
+    """Jobs that are idle when both their keepers are."""
+
+    tasks = 2
+
+
 TestAnyJobs = AnyJobs.TestCase
 TestAnyJobs.settings = hypothesis_settings(stateful_step_count=40)
+TestAnyJobsWithTwoTasks = AnyJobsWithTwoTasks.TestCase
+TestAnyJobsWithTwoTasks.settings = hypothesis_settings(stateful_step_count=40)
