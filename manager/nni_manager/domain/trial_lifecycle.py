@@ -157,7 +157,6 @@ class TrialLifecycle:
             trial, start_received_at_s = longest
             if now_s - start_received_at_s < limit_s:
                 break
-            self._running.remove(trial)
             at_s = (trial.run.started_at_s or 0.0) + limit_s
             effects += self.stop(trial.trial_id, ExitReason.TIME_LIMIT, at_s, now_s)
         return effects
