@@ -310,8 +310,9 @@ class SimulatedReuse:
             for attempt in trial.attempts.values():
                 attempt.apply(AttemptReport.DISCARDED)
         jobs = [type(job)(job.job_id, ever_connected=job.ever_connected) for job in before.jobs.live.values()]
+        ended = [job_id for job_id in self.submitted if job_id not in before.jobs.live]
         after.experiment.jobs.max_trials = before.jobs.max_trials
         after.experiment.restore(before.trials.values())
-        after.experiment.scheduler.restore(jobs, [])
+        after.experiment.scheduler.restore(jobs, ended)
         after.handle(ManagerReady())
         return after

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import product
+from typing import Any
 
 import pytest
 from attempts import attempt_id
@@ -13,6 +14,7 @@ from nni_manager.domain.events import (
     CloseAttempt,
     JobTerminated,
     KeeperConnected,
+    KeeperSeenOnStorage,
     LimitsChanged,
     ManagerReady,
     ParametersSuggested,
@@ -21,10 +23,12 @@ from nni_manager.domain.events import (
     SaveTrial,
     SubmitJob,
     TellTuner,
+    TimePassed,
     TunerFailed,
 )
 from nni_manager.domain.experiment import TRANSITIONS, ExperimentEvent, ExperimentState
 from nni_manager.domain.jobs import Job, JobState
+from nni_manager.domain.objectives import MAXIMIZE, Constraint, Objectives
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import (
     TrialState,
@@ -168,16 +172,44 @@ def test_a_version_mismatch_fails_the_experiment_if_no_compatible_keeper_has_con
     search.handle(JobTerminated("t1", ExitReason.VERSION, "cannot run: 0.6 and 0.8", 50.0))
     assert search.experiment.error == "cannot run: 0.6 and 0.7"
     assert (search.requests, search.finishes) == ([], 1)
+    assert search.handle(TimePassed()) == [], "the error is stored only once"
 
 
-def test_a_version_mismatch_fails_only_the_trial_if_a_compatible_keeper_has_connected() -> None:
+@pytest.mark.parametrize("contact", [KeeperConnected, KeeperSeenOnStorage])
+def test_a_version_mismatch_fails_only_the_trial_if_a_compatible_keeper_was_there(contact: type[Any]) -> None:
     search = new_search(concurrency=1)
-    search.handle(KeeperConnected("J"))
     search.suggest()
+    search.handle(contact("t0"))
     search.handle(JobTerminated("t0", ExitReason.VERSION, "cannot run", 50.0))
     assert search.state is ExperimentState.RUNNING
     assert search.trial("t0").state is TrialState.FAILED
     assert search.requests == [1]
+
+
+def test_a_job_is_stored_when_a_keeper_of_it_is_first_found_on_the_shared_storage() -> None:
+    search = new_search(concurrency=1)
+    search.suggest()
+    found = KeeperSeenOnStorage("t0")
+    assert search.handle(found) == [SaveJob(search.job("t0"))]
+    assert search.job("t0").was_found
+    assert search.handle(found) == []
+    assert search.handle(KeeperSeenOnStorage("ended")) == []
+
+
+def test_the_manager_waits_for_a_job_that_has_not_ended_after_the_last_trial() -> None:
+    search = new_search(concurrency=1, max_trials=1)
+    search.run(search.suggest())
+    assert search.state is ExperimentState.DONE
+    assert search.experiment.scheduler.runs_jobs
+    search.lose_job("t0")
+    assert not search.experiment.scheduler.runs_jobs
+
+
+def test_a_job_of_one_trial_drains_when_its_trial_has_ended_even_before_a_manager_restart() -> None:
+    search = new_search(concurrency=1)
+    search.run(search.suggest())
+    assert search.job("t0").state is JobState.DRAINING
+    assert search.resumed().job("t0").state is JobState.DRAINING
 
 
 def test_a_job_counts_as_silent_until_its_keeper_connects_or_its_trial_ends() -> None:
@@ -210,6 +242,23 @@ def test_a_resumed_experiment_keeps_its_trials_and_requests_the_missing_trials()
     assert (after.state, after.finishes) == (ExperimentState.DONE, 1)
     assert sorted(after.experiment.trials) == ["t0", "t1", "t2", "t3"]
     assert after.experiment.leaderboard.best is after.trial("t1")
+
+
+def test_a_resumed_experiment_reports_all_its_trials_as_changed() -> None:
+    search = new_search(concurrency=1)
+    search.run(search.suggest())
+    search.start(search.suggest())
+    assert set(search.resumed().experiment.change_log.since(0)) == {"t0", "t1"}
+
+
+def test_a_resumed_experiment_checks_the_constraints_of_final_results() -> None:
+    search = new_search(concurrency=2, objectives=Objectives(MAXIMIZE.all, (Constraint("mb", at_most=50.0),)))
+    search.run(search.suggest(), '{"default": 0.9, "mb": 60}')
+    search.start(search.suggest())
+    search.trial("t0").run.is_feasible = True  # the store does not contain it
+    after = search.resumed()
+    assert not after.trial("t0").run.is_feasible
+    assert after.experiment.leaderboard.best is None
 
 
 def test_a_result_is_reported_after_the_resume_if_the_tuner_did_not_receive_it_before_the_crash() -> None:

@@ -131,6 +131,7 @@ def test_an_attempt_is_stopped_if_it_starts_while_the_experiment_is_stopping() -
 
 def test_a_trial_over_its_time_limit_is_stopped_and_replaced_by_another_trial() -> None:
     search = new_search(concurrency=2, max_trials=3, max_trial_duration_s=30.0)
+    assert search.experiment.time_runs_out_at_s is None
     search.start(search.suggest())
     search.now_s = 10
     search.start(search.suggest())

@@ -77,6 +77,17 @@ def test_the_experiment_ends_if_the_tuner_is_not_ready_while_no_trial_runs() -> 
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
+def test_an_exhausted_tuner_is_asked_again_when_a_user_proposes_a_trial_after_the_end() -> None:
+    search = new_search(concurrency=2)
+    search.suggest()
+    search.run("t0")
+    while search.requests:
+        search.decline()
+    assert search.state is ExperimentState.DONE
+    search.propose("mine")
+    assert len(search.requests) == 1
+
+
 def test_the_experiment_ends_only_once_if_the_tuner_answers_all_requests_with_exhausted() -> None:
     search = new_search(concurrency=3, max_trials=None)
     for _ in range(3):

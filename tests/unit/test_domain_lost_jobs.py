@@ -60,6 +60,7 @@ def test_the_manager_does_not_give_up_a_job_that_ended_in_time():
     search.deliver("t0")
     search.lose_job("t0", JOB_LOST, "evicted")
     assert search.trial("t0").run.message == "evicted"
+    assert search.experiment.time_runs_out_at_s is None
     assert given_up(search, search.now_s + 1e6) == []
 
 
@@ -81,6 +82,9 @@ def test_the_manager_waits_without_a_deadline_for_a_job_that_the_cluster_restart
     assert search.trial("t0").state is TrialState.CLOSING
     search.start("t0", attempt=1)
     assert search.trial("t0").state is TrialState.RUNNING
+    search.end("t0", JOB_LOST, attempt=1)
+    search.deliver("t0", attempt=1)
+    assert given_up(search, search.now_s + END_REASON_TIMEOUT_S) == ["t0"], "the job seems to be lost again"
 
 
 def test_the_manager_gives_up_a_job_if_the_node_of_the_job_stays_unready_until_the_timeout():

@@ -4,6 +4,7 @@ from simulated_search import new_search
 
 from nni_manager.domain.events import (
     AddObservation,
+    ExperimentStopAsked,
     ManagerReady,
     TellTuner,
     TrialStopAsked,
@@ -25,6 +26,13 @@ def test_the_tuner_observes_the_final_result_of_a_proposed_trial_that_was_stoppe
     search.deliver("mine")
     assert mine.state is TrialState.USER_CANCELED
     assert search.observations == [AddObservation("mine", 0.5)]
+
+
+def test_an_experiment_accepts_proposed_trials_until_it_stops() -> None:
+    search = new_search(concurrency=1)
+    assert search.experiment.accepts_trials
+    search.handle(ExperimentStopAsked(40.0))
+    assert not search.experiment.accepts_trials
 
 
 def test_a_proposed_trial_runs_next_and_the_tuner_observes_its_result() -> None:

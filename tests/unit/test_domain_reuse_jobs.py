@@ -8,6 +8,7 @@ from nni_manager.domain.events import (
     Finish,
     JobTerminated,
     KeeperConnected,
+    KeeperIdle,
     LimitsChanged,
     TrialProposed,
     TrialStopAsked,
@@ -234,6 +235,28 @@ def test_an_unstarted_trial_survives_one_job_crash_and_fails_after_two_crashes()
     )
 
 
+def test_a_clean_exit_of_a_job_is_not_charged_to_the_trial_that_it_has_not_started() -> None:
+    search = SimulatedReuse()
+    search.idle("env-0")
+    search.lose("env-0", "t0", is_clean=True)
+    search.idle("env-1")
+    search.lose("env-1", "t0")
+    assert search.trial("t0").state is TrialState.WAITING, "this is the first crash"
+
+
+def test_a_retried_trial_survives_another_job_crash_before_it_starts() -> None:
+    search = SimulatedReuse(max_retries=1)
+    search.idle("env-0")
+    search.lose("env-0", "t0")
+    search.idle("env-1")
+    search.start("t0")
+    search.lose("env-1")
+    assert (search.trial("t0").state, search.trial("t0").retries) == (TrialState.WAITING, 1)
+    search.idle("env-2")
+    search.lose("env-2", "t0")
+    assert search.trial("t0").state is TrialState.WAITING
+
+
 def test_one_queued_trial_fails_if_a_job_exits_cleanly_without_ever_connecting() -> None:
     search = SimulatedReuse()
     search.lose("env-0", is_clean=True)
@@ -248,6 +271,11 @@ def test_no_trial_fails_if_a_job_ended_while_no_manager_ran() -> None:
     search.handle(gone)
     assert search.trial("t0").state is TrialState.WAITING
     assert search.submitted == ["env-0", "env-1"]
+
+
+def test_an_idle_report_of_a_job_that_has_ended_has_no_effect() -> None:
+    search = SimulatedReuse(max_trials=1)
+    assert search.handle(KeeperIdle("env-7", "main-0")) == []
 
 
 def test_a_drain_message_is_sent_again_if_it_was_lost_with_the_connection() -> None:
@@ -275,3 +303,17 @@ def test_new_jobs_have_new_ids_after_a_manager_restart() -> None:
     after = SimulatedReuse().resumed()
     after.lose("env-0", is_clean=True)
     assert after.submitted == ["env-1"]
+
+
+def test_a_new_job_does_not_get_the_id_of_a_job_that_ended_before_a_manager_restart() -> None:
+    search = SimulatedReuse(concurrency=2, max_trials=2, max_retries=1)
+    for job_id, trial_id in (("env-0", "t0"), ("env-1", "t1")):
+        search.idle(job_id)
+        search.start(trial_id)
+    search.end("t1")
+    search.deliver("t1")
+    search.idle("env-1")
+    search.lose("env-1", is_clean=True)
+    after = search.resumed()
+    after.lose("env-0")
+    assert after.submitted == ["env-2"]

@@ -9,10 +9,13 @@ from nni_manager.domain.events import (
     KeeperConnected,
     KeeperDisconnected,
     KeeperIdle,
+    LimitsChanged,
+    TrialProposed,
     TrialReclaimed,
     TrialStopAsked,
 )
 from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import TrialState
 from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_START
 from trial_keeper.wire.reasons import ExitReason
@@ -270,7 +273,7 @@ def test_the_number_of_prefetched_trials_does_not_depend_on_the_duration_of_fail
     assert [each[1] for each in search.dispatched] == [f"t{number}" for number in range(3 + 1 + 12)]
 
 
-@pytest.mark.parametrize(("lasted_s", "follow"), [(0.05, 12), (0.5, 3), (5.0, 1), (90.0, 0)])
+@pytest.mark.parametrize(("lasted_s", "follow"), [(0.05, 12), (0.5, 3), (1.0, 1), (5.0, 1), (60.0, 0)])
 def test_the_shorter_the_trials_the_more_trials_are_prefetched(lasted_s: float, follow: int) -> None:
     search = SimulatedReuse(max_trials=30, may_prefetch=True)
     search.idle()
@@ -279,6 +282,47 @@ def test_the_shorter_the_trials_the_more_trials_are_prefetched(lasted_s: float, 
     search.deliver("t0")
     search.idle()
     assert [each[1] for each in search.dispatched] == [f"t{number}" for number in range(1 + 1 + follow)]
+
+
+def test_the_number_of_prefetched_trials_does_not_depend_on_the_duration_of_lost_trials() -> None:
+    search = SimulatedReuse(max_trials=30, may_prefetch=True, concurrency=2)
+    for number in range(2):
+        search.idle(f"env-{number}")
+        search.start(f"t{number}")
+    search.end("t0", at_s=10.02)
+    search.deliver("t0")
+    search.trial("t1").run.start_received_at_s = -100.0  # it has run for 100 s
+    search.lose("env-1", *search.experiment.jobs.live["env-1"].waiting_ids)
+    assert search.trial("t1").state is TrialState.FAILED
+    search.idle("env-0")
+    assert len(search.experiment.jobs.live["env-0"].waiting_ids) == 12
+
+
+def test_no_trial_is_prefetched_while_there_are_more_jobs_than_the_concurrency_allows() -> None:
+    search = SimulatedReuse(max_trials=3, may_prefetch=True, concurrency=2)
+    search.idle("env-0")
+    search.start("t0")
+    search.idle("env-1")
+    search.start("t1")
+    search.end("t0", at_s=10.5)
+    search.deliver("t0")
+    search.idle("env-0")
+    search.handle(LimitsChanged(Limits(1, 3, None)))
+    search.handle(TrialProposed("mine", {}, 1.0))
+    assert [each[1] for each in search.dispatched] == ["t0", "t1", "t2"]
+    search.handle(LimitsChanged(Limits(2, 3, None)))
+    assert [each[1] for each in search.dispatched] == ["t0", "t1", "t2", "mine"]
+
+
+def test_a_new_manager_revokes_no_trial_that_has_started_behind_a_closing_trial(
+    prefetched: SimulatedReuse,
+) -> None:
+    prefetched.end("t1")
+    prefetched.start("t2")
+    stop(prefetched, "t2")
+    after = prefetched.resumed()
+    assert after.experiment.jobs.live["env-0"].trial_ids == ("t1", "t2")
+    assert after.experiment.jobs.live["env-0"].waiting_ids == []
 
 
 def test_prefetched_trials_of_a_lost_job_go_to_an_idle_job_in_order() -> None:
@@ -379,6 +423,7 @@ def test_prefetch_respects_the_limit_of_trials_per_job_after_a_manager_restart()
     assert [each[1] for each in search.dispatched] == ["t0", "t1", "t2", "t3"]
     search.run("t1")
     after = search.resumed()
+    assert after.experiment.jobs.live["env-0"].taken == 4, "two trials have ended, and two are assigned"
     after.experiment.scheduler.may_prefetch = True
     after.start("t2")
     after.end("t2", at_s=10.5)

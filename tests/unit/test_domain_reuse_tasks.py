@@ -72,6 +72,7 @@ def test_an_orphaned_attempt_is_not_drained_if_the_trial_has_ended_or_jobs_are_n
     search = SimulatedReuse()
     search.experiment.scheduler.reuses_jobs = reuses_jobs
     search.idle()
+    search.start("t0")
     if reuses_jobs:
         search.run("t0")
     assert search.handle(AttemptOrphaned(T0)) == []
@@ -145,6 +146,22 @@ def test_a_task_that_starts_after_the_end_of_the_trial_is_stopped() -> None:
     assert len(search.all_of(CancelTrial)) == 1
 
 
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_repeated_start_report_stops_a_trial_that_has_ended_only_if_it_has_several_tasks(
+    tasks: int,
+) -> None:
+    search = SimulatedReuse(completion=Completion((TaskRole("worker", tasks, 1, -1),)))
+    names = [f"worker-{number}" for number in range(tasks)]
+    for task in names:
+        search.idle(task=task)
+    search.start("t0", names[0])
+    search.end("t0", names[0], succeeds=False)
+    # A manager that has just started has no report of the attempt yet.
+    search.trial("t0").attempts[names[0]].apply(AttemptReport.DISCARDED)
+    search.start("t0", names[0])
+    assert len(search.all_of(CancelTrial)) == tasks - 1
+
+
 def test_an_ended_trial_succeeds_even_if_a_task_is_lost_without_an_end_report(
     team: SimulatedReuse,
 ) -> None:
@@ -212,6 +229,19 @@ def test_a_restart_of_the_reporting_task_discards_the_earlier_results_of_the_tri
     )
 
 
+def test_ends_of_the_previous_run_do_not_count_after_the_cluster_runs_the_whole_job_again() -> None:
+    search = SimulatedReuse(completion=Completion((TaskRole("worker", 2, 1, -1),)))
+    for task in ("worker-0", "worker-1"):
+        search.idle(task=task)
+    for task in ("worker-0", "worker-1"):
+        search.start("t0", task)
+    search.end("t0", "worker-1", succeeds=False)
+    assert search.trial("t0").state is TrialState.CLOSING
+    search.start("t0", "worker-0", attempt=1)
+    search.end("t0", "worker-0")
+    assert search.trial("t0").state is TrialState.RUNNING, "the new attempt of worker-1 has not ended"
+
+
 def test_an_orphaned_task_that_the_completion_policy_does_not_need_does_not_delay_the_end(
     team: SimulatedReuse,
 ) -> None:
@@ -222,6 +252,28 @@ def test_an_orphaned_task_that_the_completion_policy_does_not_need_does_not_dela
     assert team.handle(AttemptOrphaned(key)) == [DrainAttempt(key)]
     team.handle(AttemptLost(key, 15.0))
     assert team.trial("t0").state is TrialState.SUCCEEDED
+
+
+def test_a_job_gets_the_next_trial_only_after_the_replaced_keeper_of_a_task_is_idle_again(
+    team: SimulatedReuse,
+) -> None:
+    team.idle(task="ps-0")
+    team.handle(AttemptLost(AttemptKey("t0", attempt_id(0), "ps-0"), 15.0))
+    team.start("t0", "ps-0", attempt=1)
+    for task in TASKS:
+        team.end("t0", task)
+        team.deliver("t0", task)
+    for task in ("worker-0", "worker-1"):
+        team.idle(task=task)
+    assert "t1" not in [each[1] for each in team.dispatched]
+    team.idle(task="ps-0")
+    assert team.dispatched[-1] == ("env-0", "t1", None)
+
+
+def test_the_loss_of_an_attempt_of_a_trial_that_has_ended_has_no_effect(running: SimulatedReuse) -> None:
+    running.end("t0")
+    running.deliver("t0")
+    assert running.handle(AttemptLost(T0, 40.0)) == []
 
 
 def test_a_restarted_manager_still_counts_the_tasks_that_have_already_ended(team: SimulatedReuse) -> None:

@@ -381,6 +381,17 @@ def test_the_first_attempt_after_a_resume_resets_the_fields_of_a_lost_attempt(a_
     assert stored.run.started_at_s == 130.0
 
 
+def test_a_resume_restores_which_attempts_are_lost_and_describes_the_latest(a_trial) -> None:
+    trial = a_trial(1, SPENT, state=R)
+    registered = Attempts()
+    for key in (FIRST, SECOND):
+        registered.register(key)
+    registered.mark_lost()
+    trial.restore_attempts(registered)
+    assert not trial.is_current(SECOND)
+    assert trial.attempts["main"].key == SECOND
+
+
 def test_a_resume_restores_the_current_attempt_of_each_task(a_trial) -> None:
     trial = a_trial(0, {"reporter": "worker-0"}, state=R)
     keys = [AttemptKey("abcde", attempt_id(0), task) for task in ("worker-0", "worker-1")]

@@ -5,12 +5,14 @@ from attempts import attempt_id
 from simulated_search import SimulatedSearch, new_search
 
 from nni_manager.domain.events import (
+    AttemptSeen,
     CloseAttempt,
     DetachTrial,
     Effect,
     JobTerminated,
     SaveJob,
     SaveTrial,
+    SaveTrialAttempt,
     SaveUsage,
     TellTuner,
     TrialStopAsked,
@@ -45,6 +47,34 @@ def test_metrics_of_an_old_attempt_are_ignored() -> None:
     assert search.report("t0", "0.1", final=False, attempt=0) == []
     trial = search.trial("t0")
     assert (trial.run.final, trial.run.intermediate_count) == (None, 0)
+
+
+def test_a_late_report_of_an_old_attempt_does_not_discard_the_results_of_the_current_attempt() -> None:
+    search = new_search(concurrency=1)
+    search.suggest()
+    search.start("t0", attempt=1)
+    search.report("t0", "0.4", attempt=1)
+    search.report("t0", "0.9", attempt=0)
+    search.end("t0", attempt=1)
+    search.deliver("t0", attempt=1)
+    assert search.tuner_results == [TellTuner(0, 0.4)]
+
+
+def test_a_result_of_a_new_attempt_counts_even_if_it_arrives_before_the_report_of_the_start() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.9")
+    search.report("t0", "0.4", attempt=1)
+    assert (search.trial("t0").run.final, search.trial("t0").run.attempt) == ("0.4", 1)
+
+
+def test_an_attempt_is_stored_with_its_number_when_it_is_first_seen() -> None:
+    search = new_search(concurrency=1)
+    search.suggest()
+    for number in range(2):
+        key = AttemptKey("t0", attempt_id(number), "main")
+        assert search.handle(AttemptSeen(key)) == [SaveTrialAttempt(key, number, is_lost=False)]
+        assert search.handle(AttemptSeen(key)) == []
 
 
 def test_an_ended_old_attempt_is_closed_and_the_trial_keeps_running() -> None:

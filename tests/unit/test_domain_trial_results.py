@@ -1,16 +1,19 @@
 """Metrics of a trial: its final result, its intermediate results, and the leaderboard."""
 
 import pytest
+from attempts import attempt_id
 from simulated_search import new_search
 
 from nni_manager.domain.events import (
     ProblemFound,
     SaveTrial,
+    TaskReported,
     TellTuner,
 )
 from nni_manager.domain.objectives import MAXIMIZE, MINIMIZE
 from nni_manager.domain.trial import TrialState
 from nni_manager.domain.trial_run import NO_FINAL_RESULT, NO_NUMBER_IN_FINAL_RESULT
+from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -46,10 +49,25 @@ def test_a_warning_is_stored_even_if_it_arrives_after_the_trial_end() -> None:
     assert search.end("t0", warnings=both) == []
 
 
+def test_a_trial_is_stored_when_a_task_first_reports_metrics() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    first, second = (TaskReported(AttemptKey("t0", attempt_id(0), task)) for task in ("main", "other"))
+    trial = search.trial("t0")
+    assert search.handle(first) == [SaveTrial(trial)]
+    assert search.handle(first) == []
+    assert SaveTrial(trial) in search.handle(second), "the warning about the second task"
+    search.end("t0")
+    search.deliver("t0")
+    assert trial.state is TrialState.SUCCEEDED
+    assert search.handle(second) == []
+
+
 def test_only_the_first_final_result_of_a_trial_counts() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
-    assert len(search.report("t0", "0.5", "0.9")) == 1
+    assert search.report("t0", "0.5") == [SaveTrial(search.trial("t0"))]
+    assert search.report("t0", "0.9") == [SaveTrial(search.trial("t0"))], "a new warning"
     assert search.report("t0", "0.7") == []
     assert (search.trial("t0").run.final, search.trial("t0").run.value) == ("0.5", 0.5)
 
@@ -149,3 +167,15 @@ def test_a_repeated_problem_of_a_trial_is_stored_as_one_warning() -> None:
     assert search.handle(problem) == [SaveTrial(trial)]
     assert trial.warning == problem.message
     assert search.handle(problem) == []
+
+
+def test_a_problem_of_an_attempt_that_does_not_count_any_more_causes_no_warning() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.start("t0", attempt=1)
+    old, new = (AttemptKey("t0", attempt_id(number), "main") for number in range(2))
+    assert search.handle(ProblemFound("t0", "it has no space", old)) == []
+    search.end("t0", attempt=1)
+    search.deliver("t0", attempt=1)
+    assert search.handle(ProblemFound("t0", "it has no space", new)) == []
+    assert search.trial("t0").warning == ""

@@ -253,6 +253,18 @@ def test_a_continuing_attempt_has_the_results_before_the_checkpoint():
     assert (trial.run.intermediate_count, trial.run.intermediate) == (3, "0.3")
 
 
+def test_an_attempt_that_does_not_count_any_more_inherits_no_results():
+    search, key = running()
+    inherited = InheritedResults(2, "0.2", (0.1, 0.2), "0.9")
+    assert (
+        search.handle(events.AttemptContinued(AttemptKey("t0", key.attempt_id, "other"), inherited))[1:] == []
+    )
+    search.end("t0")
+    search.deliver("t0")
+    assert search.handle(events.AttemptContinued(key, inherited)) == []
+    assert search.trial("t0").run.final is None
+
+
 def test_late_stored_results_of_an_earlier_attempt_precede_the_new_results():
     search, key = running()
     source = AttemptKey("t0", attempt_id(0), key.task)

@@ -27,10 +27,13 @@ from nni_manager.domain.events import (
     KeeperConnected,
     KeeperIdle,
     ManagerReady,
+    MetricsStored,
     ParametersSuggested,
+    TaskReported,
     TimePassed,
     TrialReclaimed,
     TrialStopAsked,
+    TunerExhausted,
 )
 from nni_manager.domain.experiment import ExperimentCore, ExperimentState
 from nni_manager.domain.objectives import MAXIMIZE
@@ -161,6 +164,37 @@ def test_a_reused_job_is_kept_if_its_keeper_stops_the_trial_in_time() -> None:
     assert search.experiment.stops.next_deadline_s is None
 
 
+def search_with_a_prefetched_trial() -> SimulatedStops:
+    """A reused job runs t0 and holds the prefetched trial t9."""
+    search = SimulatedStops(reuses_jobs=True)
+    search.handle(ParametersSuggested("t9", 9, {}, {}, 1.0))
+    search.experiment.jobs.queue.remove("t9")
+    search.experiment.jobs.prefetch(search.experiment.jobs.live["env-0"], "t9")
+    search.experiment.trials["t9"].job_id = "env-0"
+    search.handle(KeeperConnected("env-0", supports_revoke=True))
+    return search
+
+
+def test_a_reused_job_with_a_prefetched_trial_is_kept_if_its_keeper_stops_the_running_trial_in_time() -> None:
+    search = search_with_a_prefetched_trial()
+    search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 1.0))
+    search.pass_time(KEEPER_GRACE_S)
+    search.end()
+    search.pass_time(300)
+    assert search.steps() == []
+
+
+def test_a_reused_job_is_ended_if_its_keeper_stops_only_one_of_two_trials_in_time() -> None:
+    search = search_with_a_prefetched_trial()
+    search.handle(AttemptStarted(AttemptKey("t9", attempt_id(0), "main"), 1.0))
+    for trial_id in ("t0", "t9"):
+        search.handle(TrialStopAsked(trial_id, ExitReason.STOPPED_BY_USER, 1.0))
+    search.pass_time(KEEPER_GRACE_S)
+    search.end("t0")
+    search.pass_time(KILL_S)
+    assert search.steps() == [(KILL_S, "ENDING")]
+
+
 def test_a_reused_job_is_kept_if_its_keeper_has_restarted_and_lost_the_stopping_trial() -> None:
     search = SimulatedStops(reuses_jobs=True)
     search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 1.0))
@@ -177,6 +211,60 @@ def test_the_stop_request_of_a_job_that_has_ended_is_forgotten_at_its_deadline()
     search.pass_time(100)
     assert search.steps() == []
     assert search.experiment.stops.stage("ended") is None
+
+
+def test_a_job_that_has_ended_has_no_deadline_for_its_stop() -> None:
+    search = SimulatedStops()
+    search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 1.0))
+    assert search.experiment.time_runs_out_at_s == KILL_S
+    search.handle(JobTerminated("t0", ExitReason.JOB_LOST, "gone", 2.0))
+    assert search.experiment.time_runs_out_at_s is None
+
+
+def test_a_stop_of_the_experiment_ends_a_job_whose_trial_has_ended_and_whose_keeper_does_not_exit() -> None:
+    search = SimulatedStops()
+    search.end()
+    search.stop()
+    search.pass_time(MARGIN_S)
+    assert search.steps() == [(MARGIN_S, "DrainJob"), (MARGIN_S, "ENDING")]
+
+
+def test_the_manager_waits_for_a_dispatched_trial_that_may_start_before_its_keeper_receives_the_stop() -> (
+    None
+):
+    search = search_with_a_prefetched_trial()
+    search.stop()
+    search.pass_time(1.0)
+    search.end("t0")
+    search.pass_time(KILL_S - 1)
+    assert search.steps() == []
+
+
+def test_a_stopped_experiment_waits_for_the_answer_of_the_tuner_even_if_remaining_data_cannot_be_stored() -> (
+    None
+):
+    search = SimulatedStops()
+    search.experiment.budget.limits = Limits(2, 5, None)
+    search.experiment.handle(TimePassed(), 0.0)  # It requests a second trial, and the tuner does not answer.
+    search.stop()
+    search.handle(JobProcessesEnded("t0"))
+    search.pass_time(60)
+    assert search.experiment.stops.stalled == ["t0"]
+    assert search.steps() == []
+    search.handle(TunerExhausted())
+    assert search.steps() == [(60.0, "Finish")]
+
+
+def test_results_that_arrive_renew_the_deadline_for_the_remaining_data_of_a_stopped_experiment() -> None:
+    search = SimulatedStops()
+    key = AttemptKey("t0", attempt_id(0), "main")
+    search.handle(TaskReported(key))
+    search.stop()
+    search.handle(JobProcessesEnded("t0"))
+    search.pass_time(DRAINED_TIMEOUT_S - 1)
+    search.handle(MetricsStored(key, ((False, "0.5"),)))
+    search.pass_time(2 * DRAINED_TIMEOUT_S - 2)
+    assert search.steps() == []
 
 
 def test_a_stop_of_the_experiment_also_ends_jobs_whose_trials_are_already_stopping() -> None:
@@ -205,13 +293,7 @@ def test_a_keeper_gets_extra_time_to_exit_after_its_trial_ended() -> None:
 
 
 def test_canceling_a_prefetched_trial_does_not_shorten_the_grace_period_of_a_running_trial() -> None:
-    search = SimulatedStops(reuses_jobs=True)
-    job = search.experiment.jobs.live["env-0"]
-    search.handle(ParametersSuggested("t9", 9, {}, {}, 1.0))
-    search.experiment.jobs.queue.remove("t9")
-    search.experiment.jobs.prefetch(job, "t9")
-    search.experiment.trials["t9"].job_id = "env-0"
-    search.handle(KeeperConnected("env-0", supports_revoke=True))
+    search = search_with_a_prefetched_trial()
     search.stop()
     search.handle(TrialReclaimed("env-0", "t9", 2.0))
     assert search.state("t9") is TrialState.USER_CANCELED
