@@ -4,6 +4,7 @@ import pytest
 from simulated_keeper import KEY, STARTED_AT_S, SimulatedKeeper, durable, ended, exited, grew, welcome
 
 from trial_keeper.core.events import (
+    Effect,
     ExitKeeper,
     LinkLost,
     LinkRefused,
@@ -14,7 +15,7 @@ from trial_keeper.core.events import (
     TimerFired,
 )
 from trial_keeper.core.link import FIRST_RETRY_S, LinkState
-from trial_keeper.core.replication import SendChunk
+from trial_keeper.core.replication import METRICS_WINDOW_BYTES, SendChunk
 from trial_keeper.wire.messages import (
     Stream,
     TrialStarted,
@@ -44,6 +45,7 @@ def test_a_connection_outage_of_any_length_is_logged_in_one_line(simulated: Simu
     simulated.log.clear()
     for now_s in range(0, 3600 * 5, 60):
         simulated.at(now_s, LinkLost("nobody there"))
+        assert len(simulated.log) == 1, "it is logged at once"
         simulated.at(now_s + 60, TimerFired())
     assert simulated.log == ["the link to the manager is down: nobody there"]
 
@@ -59,6 +61,33 @@ def test_a_keeper_reconnects_and_resumes_sending_at_the_managers_offset(
         Send(TrialStarted(KEY, STARTED_AT_S)),
         SendChunk(KEY, Stream.METRICS, 60, 60),
     ]
+
+
+def test_a_keeper_sends_more_bytes_as_the_manager_stores_the_earlier_ones(simulated: SimulatedKeeper) -> None:
+    def sent(effects: list[Effect]) -> int:
+        return sum(effect.size_bytes for effect in effects if isinstance(effect, SendChunk))
+
+    simulated.running()
+    assert sent(simulated.at(1, grew(3 * METRICS_WINDOW_BYTES))) == METRICS_WINDOW_BYTES
+    assert sent(simulated.at(2, TimerFired())) == 0
+    assert sent(simulated.at(3, durable(1000))) == 1000
+    assert sent(simulated.at(4, durable(2 * METRICS_WINDOW_BYTES))) == METRICS_WINDOW_BYTES
+
+
+def test_a_chunk_is_due_until_the_connection_is_lost_or_the_attempt_is_closed(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running()
+    (chunk,) = (effect for effect in simulated.at(1, grew(100)) if isinstance(effect, SendChunk))
+    assert simulated.keeper.is_due(chunk)
+    simulated.at(2, LinkLost("reset"))
+    assert not simulated.keeper.is_due(chunk)
+    simulated.at(10, TimerFired())
+    simulated.at(11, welcome({Stream.METRICS: 100}))
+    assert simulated.keeper.is_due(chunk)
+    simulated.at(12, exited(0, size=100))
+    simulated.at(13, durable(100, closed=True))
+    assert not simulated.keeper.is_due(chunk)
 
 
 def test_a_keeper_tries_the_new_address_of_a_moved_manager_at_once(simulated: SimulatedKeeper) -> None:

@@ -24,6 +24,7 @@ from trial_keeper.core.events import (
     Send,
     SignalReceived,
     SignalTrial,
+    SpawnFailed,
     TimerFired,
     TrialSpawned,
 )
@@ -81,9 +82,12 @@ def test_an_ack_for_another_attempt_is_ignored(simulated: SimulatedKeeper) -> No
 
 
 def test_an_event_of_another_attempt_raises_an_error(simulated: SimulatedKeeper) -> None:
+    with pytest.raises(KeyError):
+        simulated.at(0, TrialSpawned(OTHER_KEY, STARTED_AT_S))
     simulated.running()
     with pytest.raises(KeyError):
-        simulated.at(1, TrialSpawned(OTHER_KEY, STARTED_AT_S))
+        simulated.at(1, SpawnFailed(OTHER_KEY, STARTED_AT_S, 127, "no such file"))
+    assert simulated.keeper.current is not None, "the trial still runs"
 
 
 def test_a_keeper_waits_30_s_for_an_absent_manager_and_then_exits(simulated: SimulatedKeeper) -> None:

@@ -304,6 +304,26 @@ def test_a_keeper_exits_after_its_maximum_number_of_trials() -> None:
     assert IDLE not in simulated.exits("second")
     simulated.closes("first")
     assert simulated.closes("second") == [ReleaseAttempt(key_of("second")), ExitKeeper(0)]
+    assert "2 trials" in simulated.log[-1]
+
+
+def test_a_keeper_starts_no_further_trial_after_a_preemption_notice(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
+    simulated.at(1, StopTrial("first", ExitReason.PREEMPTED))
+    simulated.at(1, RunTrial("second", attempt_id(0)))
+    effects = simulated.exits("first")
+    assert IDLE not in effects
+    assert PrepareTrial("second", attempt_id(0)) not in effects
+    assert simulated.closes("first") == [ReleaseAttempt(key_of("first")), ExitKeeper(0)]
+
+
+def test_bytes_that_are_found_after_an_attempt_was_closed_are_ignored(
+    simulated: SimulatedReusedKeeper,
+) -> None:
+    simulated.runs("first")
+    simulated.exits("first")
+    simulated.closes("first")
+    assert simulated.at(4, StreamsGrew(key_of("first"), {Stream.METRICS: 10})) == []
 
 
 def test_a_job_starts_no_trial_after_a_trial_with_unkillable_processes(
