@@ -1,9 +1,22 @@
 """The change log: the trials that changed since a revision."""
 
+from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_search import new_search
 
 from nni_manager.domain.change_log import ChangeLog
+from nni_manager.domain.events import (
+    AttemptEnded,
+    AttemptStarted,
+    MetricsStored,
+    ParametersSuggested,
+    ProblemFound,
+    TaskReported,
+    TimePassed,
+)
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
 
 
 def test_a_trial_with_many_changes_is_listed_once():
@@ -14,6 +27,25 @@ def test_a_trial_with_many_changes_is_listed_once():
     assert list(revisions.since(2)) == ["c", "a"]
     assert list(revisions.since(revisions.latest)) == []
     assert (revisions.of("a"), revisions.of("nobody")) == (3, 0)
+
+
+def test_the_change_log_lists_a_trial_after_each_report_of_its_keeper_and_each_stored_change():
+    search = new_search(concurrency=1)
+    changes, key = search.experiment.change_log, AttemptKey("t0", attempt_id(0), "main")
+
+    def has_changed(event):
+        before = changes.latest
+        search.handle(event)
+        return list(changes.since(before)) == ["t0"]
+
+    assert has_changed(ParametersSuggested("t0", search.requests.pop(), {}, {}, 1.0))
+    assert has_changed(AttemptStarted(key, 2.0))
+    assert has_changed(TaskReported(key))
+    assert has_changed(MetricsStored(key, ((False, "0.5"),)))
+    assert has_changed(AttemptEnded(TrialEnded(key, ExitReason.SUCCEEDED, 0, 2.0, 3.0)))
+    assert has_changed(AttemptEnded(TrialEnded(key, ExitReason.SUCCEEDED, 0, 2.0, 3.0))), "a repeated report"
+    assert has_changed(ProblemFound("t0", "it is slow"))
+    assert not has_changed(TimePassed())
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans())))

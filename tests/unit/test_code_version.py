@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -37,6 +38,13 @@ def test_a_code_version_outside_git_has_the_snapshot_digest_and_no_commit(code, 
     found = version_of(code, tmp_path)
     assert take_snapshot(code, workspace).name == f"code-{found.digest}.tar.gz"
     assert (found.since_s, found.git_commit, found.is_dirty) == (5.0, None, None)
+
+
+def test_two_code_versions_are_the_same_if_their_digest_and_their_commit_are():
+    one = CodeVersion(1.0, "digest", "commit", is_dirty=False)
+    assert one.is_same(replace(one, since_s=2.0))
+    for other in ({"digest": "other"}, {"git_commit": "other"}, {"is_dirty": True}):
+        assert not one.is_same(replace(one, **other))
 
 
 def test_a_code_folder_over_the_size_limit_has_no_digest(code, tmp_path):

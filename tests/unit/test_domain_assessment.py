@@ -38,6 +38,36 @@ def assessed(search: SimulatedSearch, *, uses_early_stopped: bool = False) -> Si
     return search
 
 
+def test_a_tuner_that_learns_from_early_stops_gets_the_whole_newest_result_of_a_stopped_trial() -> None:
+    search = assessed(new_search(concurrency=1), uses_early_stopped=True)
+    newest = '{"default": 0.5, "loss": 2}'
+    search.report("t0", "0.25", newest, final=False)
+    search.handle(TrialStopAsked("t0", ExitReason.EARLY_STOPPED, 40.0))
+    search.end("t0", ExitReason.SIGNAL)
+    search.deliver("t0")
+    feedback, trial = search.experiment.feedback, search.trial("t0")
+    assert feedback.metric_of(trial) == newest
+    feedback.learns_from_early_stopped = False
+    assert feedback.metric_of(trial) is None
+
+
+@pytest.mark.parametrize("reason", [ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER])
+@pytest.mark.parametrize("final", [None, "0.5"])
+@pytest.mark.parametrize("reports_pruned", [True, False])
+def test_a_tuner_that_gets_pruned_trials_gets_those_that_were_stopped_early_without_a_result(
+    reason: ExitReason, final: str | None, reports_pruned: bool
+) -> None:
+    search = assessed(new_search(concurrency=1))
+    search.experiment.feedback.reports_pruned = reports_pruned
+    if final is not None:
+        search.report("t0", final)
+    search.handle(TrialStopAsked("t0", reason, 40.0))
+    search.end("t0", ExitReason.SIGNAL)
+    search.deliver("t0")
+    is_expected = reports_pruned and reason is ExitReason.EARLY_STOPPED and final is None
+    assert search.experiment.feedback.is_pruned(search.trial("t0")) == is_expected
+
+
 def test_an_assessor_receives_intermediate_numbers_and_the_trial_end() -> None:
     search = assessed(new_search(concurrency=1))
     search.report("t0", "0.5", "NaN", '"loss"', '{"default": 2, "other": 1}', final=False)

@@ -28,6 +28,12 @@ def test_a_trial_needs_two_successes_if_the_policy_requires_two() -> None:
     assert PS_AND_WORKERS.decisive([first, second]) is second
 
 
+def test_the_first_success_ends_the_trial_if_the_policy_requires_one() -> None:
+    one_is_enough = Completion((TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 1)))
+    first = end_of("worker-1")
+    assert one_is_enough.decisive([first]) is first
+
+
 def test_the_first_task_failure_ends_the_trial_if_the_policy_allows_no_failure() -> None:
     failure = end_of("ps-0", succeeds=False)
     assert PS_AND_WORKERS.decisive([end_of("worker-0"), failure]) is failure

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.domain.metrics import reason_without_reward, reward, truncate_for_display
+from nni_manager.domain.metrics import (
+    MAX_SHOWN_CHARACTERS,
+    numbers_in,
+    objective_hint,
+    reason_without_reward,
+    reward,
+    truncate_for_display,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -85,11 +92,39 @@ def test_a_long_result_dict_is_shortened_to_its_number() -> None:
         ('{"default": [1]}', 'a dict whose "default" is [1], a list'),
         ('{"default": {}}', 'a dict whose "default" is {}, a dict'),
         ("0.9 0.8", "0.9 0.8, which is not JSON"),
+        ('"' + "x" * 58 + '"', '"' + "x" * 58 + '", a str'),
         ("[" + "1, " * 99 + "1]", "[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,…, a list"),
     ],
 )
 def test_the_message_for_a_result_without_a_number_names_the_type(value, reason):
     assert reason_without_reward(value) == reason
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ('{"loss": 2}', '{metric: "loss"'),
+        ('{"a": "x", "b": 1}', '{metric: "b"'),
+        ('{"a": "x"}', ""),
+        ('{"default": "x", "a": 1}', ""),
+        ("[1]", ""),
+        ("{", ""),
+    ],
+)
+def test_the_hint_for_a_result_without_a_default_names_the_first_metric_with_a_number(value, named):
+    hint = objective_hint(value)
+    assert named in hint
+    assert bool(hint) == bool(named)
+
+
+def test_the_numbers_of_a_dict_that_is_not_json_or_too_long_are_not_shown():
+    def numbers_of(text):
+        return numbers_in(text, 20, (), without_default=True)
+
+    longest = '{"loss": 1, "' + "x" * (MAX_SHOWN_CHARACTERS - 18) + '": 2}'
+    assert len(longest) == MAX_SHOWN_CHARACTERS
+    assert len(numbers_of(longest)) == 2
+    assert numbers_of(longest.replace("x", "xx", 1)) == numbers_of("{") == numbers_of("0.5") == {}
 
 
 @given(JSON.map(json.dumps) | st.text())

@@ -67,6 +67,16 @@ def test_a_pareto_front_of_a_hundred_thousand_results_is_computed_quickly() -> N
     assert len(front) == count
 
 
+def test_a_pareto_front_of_three_objectives_may_have_hundreds_of_results() -> None:
+    front: ParetoFront[int] = ParetoFront()
+    for number in range(300):
+        assert front.add((float(number), float(-number), 0.0), number)
+    assert [*front] == list(range(300))
+    assert not front.add((150.0, -149.0, 0.0), 300)
+    assert front.add((149.0, -150.0, 0.0), 301)
+    assert front.items == [*range(149), 301, *range(151, 300)]
+
+
 def test_the_best_results_are_feasible_and_not_dominated() -> None:
     rows = results_of((0.9, 20, 40), (0.8, 10, 40), (0.8, 30, 40), (0.99, 1, 51), (0.9, 20, 50))
     assert TWO.ranked(rows) == [0, 4, 1], "equal ones in their order; 2 is dominated, 3 is too large"
@@ -88,6 +98,13 @@ def test_a_result_without_a_number_for_every_metric_is_rejected_with_a_reason() 
     }.items():
         assert TWO.outcome(text) is None
         assert TWO.reason_against(text) == reason
+    assert MAXIMIZE.reason_against("{") == "{, which is not JSON"
+
+
+def test_a_constraint_is_violated_outside_its_bounds() -> None:
+    both = Constraint("size_mb", at_most=50.0, at_least=10.0)
+    assert [both.violation(value) for value in (60.0, 50.0, 10.0, 7.0)] == [10.0, 0.0, 0.0, 3.0]
+    assert Constraint("size_mb").violation(60.0) == 0.0
 
 
 def test_a_single_number_is_a_valid_result_for_the_default_objective() -> None:
@@ -146,6 +163,7 @@ def test_a_trial_that_violates_a_constraint_is_never_the_best() -> None:
 def test_the_message_of_a_trial_names_the_metrics_missing_in_the_final_result() -> None:
     trial = ended(0, '{"accuracy": 0.9}', TWO)
     assert trial.is_without_result
+    assert trial.run.why_without_result("") == trial.run.unusable
     assert trial.run.unusable == (
         'the final result has not all numbers of objectives and constraints: it is a dict without "latency_ms", "size_mb" '
         '(it has "accuracy"); report a dict with a number under "accuracy", "latency_ms", "size_mb"'

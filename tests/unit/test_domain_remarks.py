@@ -125,6 +125,10 @@ def test_a_note_keeps_its_lines_and_loses_surrounding_blank_lines():
     assert RemarksChange.of(note="\n one\r\n two\n\n").note == "one\n two"
 
 
+def test_a_note_of_the_maximum_length_is_accepted():
+    assert RemarksChange.of(note="x" * MAX_NOTE_LENGTH).note == "x" * MAX_NOTE_LENGTH
+
+
 def test_repeated_tags_and_replacements_are_accepted_if_a_trial_has_the_maximum_number_of_tags():
     full = Remarks.of([f"t{n:02d}" for n in range(MAX_TAGS)], "")
     assert RemarksChange.of(add=full.tags).applied_to(full) == full

@@ -59,6 +59,8 @@ def test_a_job_that_never_connected_is_polled_regularly_after_the_reconnect_grac
     transports,
 ) -> None:
     assert transports.next_poll_at_s() == 100 + RECONNECT_GRACE_S
+    assert not transports.polls_storage(JOB, TASK, 100 + RECONNECT_GRACE_S - 0.1)
+    assert transports.polls_storage(JOB, TASK, 100 + RECONNECT_GRACE_S)
     assert [
         at_s for at_s, _ in polls(transports, 100, 100 + RECONNECT_GRACE_S + 3 * POLL_INTERVAL_S)
     ] == pytest.approx([100 + RECONNECT_GRACE_S + count * POLL_INTERVAL_S for count in range(3)])
@@ -85,7 +87,7 @@ def test_a_keeper_that_stays_disconnected_is_polled_until_it_reconnects(transpor
     transports.connected(JOB, TASK, 101.0)
     transports.lost(JOB, TASK, 200.0)
     assert polls(transports, 200, 210)[0] == (200 + RECONNECT_GRACE_S, JOB)
-    assert transports.polls_storage(JOB, TASK, 210)
+    assert transports.polls_storage(JOB, TASK, 200 + RECONNECT_GRACE_S)
     transports.found(JOB, TASK, 210, has_new_data=True)
     assert transports.last_seen(JOB) == LastSeen(Transport.SHARED_STORAGE, 210)
     transports.connected(JOB, TASK, 211)

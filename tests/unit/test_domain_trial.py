@@ -417,6 +417,12 @@ def test_a_lost_attempt_is_replaced_even_if_the_clock_of_the_next_attempt_is_beh
     )
 
 
+def test_the_end_of_a_lost_trial_is_when_the_loss_was_found_if_its_start_was_not_received(a_trial) -> None:
+    trial = a_trial(0, {"started_at_s": 110.0}, state=R)
+    trial.gone(ExitReason.JOB_LOST, "gone", 150.0, 7.0)
+    assert (trial.run.started_at_s, trial.run.ended_at_s) == (110.0, 150.0)
+
+
 def test_task_ends_are_stored_in_the_order_of_their_reports(a_trial) -> None:
     trial = a_trial()
     first, second = (AttemptKey("abcde", attempt_id(0), task) for task in ("worker-0", "worker-1"))

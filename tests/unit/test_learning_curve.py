@@ -75,6 +75,11 @@ def test_a_checkpoint_that_is_not_stored_yet_is_reported_as_missing():
     )
 
 
+def test_a_curve_ends_if_forged_records_let_two_attempts_continue_from_each_other():
+    marks = [continued(0, 0, key_of(1)), saved(0, 10), continued(1, 0, key_of(0)), saved(1, 10)]
+    assert len(curve_of("t", marks, 1, TASK).segments) <= 4
+
+
 KEYS = st.builds(key_of, st.integers(0, 3), st.sampled_from("tp"))
 MARKS = st.one_of(
     st.builds(saved, st.integers(0, 3), st.integers(0, 20), st.sampled_from("12")),
@@ -282,4 +287,5 @@ def test_an_attempt_that_reloads_its_checkpoint_is_not_assessed_twice():
     effects = search.handle(events.AttemptContinued(key, InheritedResults(1, "0.1", (0.1,))))
     trial = search.trial("t0")
     assert (trial.run.intermediate_count, trial.run.intermediate, trial.run.final) == (1, "0.1", None)
+    assert trial.run.is_feasible
     assert not [effect for effect in effects if isinstance(effect, events.AskAssessor)]

@@ -56,7 +56,7 @@ def test_a_notification_of_failures_names_the_latest_trial_and_its_cause():
     assert notification.event is NotificationEvent.FAILURES
     assert notification.failures == 2
     assert "2 trials in a row have failed; the latest is trial1: " in notification.text
-    assert "KeyError: 'lr'" in notification.text
+    assert notification.text.endswith(": exit code 1: KeyError: 'lr'")
 
 
 @given(st.lists(st.sampled_from(sorted(TrialState))), st.sets(st.integers(1, 5)))

@@ -20,7 +20,7 @@ from nni_manager.config.cluster import HIDDEN
 from nni_manager.config.model import UserClass
 from nni_manager.domain.events import ParametersSuggested
 from nni_manager.domain.learning_curve import StoredMark
-from nni_manager.domain.message_summary import message_summary
+from nni_manager.domain.message_summary import how_it_ended, message_summary
 from nni_manager.domain.provenance import AttemptEnvironment, CodeVersion
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import TrialRun
@@ -400,6 +400,20 @@ def test_importance_is_computed_once_for_unchanged_results(played, monkeypatch):
 )
 def test_the_message_summary_is_the_most_informative_line(reason, message, line):
     assert message_summary(reason, message) == line
+
+
+@pytest.mark.parametrize(
+    ("reason", "exit_code", "how"),
+    [
+        ("signal", 137, "signal 9 (SIGKILL)"),
+        ("signal", 128 + 99, "signal 99"),
+        ("non-zero exit", 1, "exit code 1"),
+        ("non-zero exit", 143, "exit code 143 (128 + SIGTERM)"),
+        ("job lost", 137, "job lost"),
+    ],
+)
+def test_the_end_of_a_trial_names_its_exit_code_or_its_signal(reason, exit_code, how):
+    assert how_it_ended(reason, exit_code) == how
 
 
 @pytest.mark.parametrize(

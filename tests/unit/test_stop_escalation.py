@@ -39,6 +39,7 @@ from nni_manager.domain.experiment import ExperimentCore, ExperimentState
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.stop_escalation import (
+    CLUSTER_REPORT_TIMEOUT_S,
     DRAINED_TIMEOUT_S,
     FIRST,
     KEEPER_GRACE_S,
@@ -401,6 +402,13 @@ def test_every_stop_reaches_its_last_stage_within_the_maximum_stop_time(
         assert stops.overdue(now_s)
     assert stops.stage("job") in (StopStage.ABANDONED, StopStage.STALLED)
     assert now_s - started_s <= MAX_STOP_S - RECORDED_TIMEOUT_S
+
+
+def test_a_cluster_gets_its_whole_grace_period_for_a_job_that_does_not_drain() -> None:
+    stops = StopEscalation(cluster_grace_s=40.0)
+    stops.apply("job", StopEvent.DRAIN_ASKED, 0.0)
+    assert stops.overdue(CLUSTER_REPORT_TIMEOUT_S) == [("job", StopStage.SHUTDOWN_SENT, StopStage.ENDING)]
+    assert stops.next_deadline_s == CLUSTER_REPORT_TIMEOUT_S + 40.0 + MARGIN_S
 
 
 def test_data_of_an_ended_job_is_collected_without_a_deadline_while_the_experiment_runs() -> None:
