@@ -79,11 +79,6 @@ class LostJobs:
 
     _jobs: dict[str, _LostJob] = field(default_factory=dict)
 
-    def stage(self, job_id: str) -> LossStage | None:
-        """The stage of the job; None: it does not seem to be lost."""
-        job = self._jobs.get(job_id)
-        return None if job is None else job.stage
-
     @property
     def next_deadline_s(self) -> float | None:
         """The earliest deadline; None: no job has one."""
