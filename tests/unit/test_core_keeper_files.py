@@ -161,7 +161,9 @@ def test_a_stream_over_its_quota_is_reported_once(simulated, monkeypatch, is_see
     monkeypatch.setitem(QUOTA_BYTES, Stream.METRICS, 12)
     simulated.running()
     if is_seen_while_it_runs:
-        for size in (12, 13, 14):
+        simulated.at(1, StreamsGrew(KEY, {Stream.METRICS: 12}))
+        assert not any("quota" in text for text in simulated.log), "no byte is missing"
+        for size in (13, 14):
             simulated.at(1, StreamsGrew(KEY, {Stream.METRICS: size}))
     simulated.at(2, exited(size=20))
     expected = [text for text in simulated.log if "metrics has reached its quota of 12 bytes" in text]

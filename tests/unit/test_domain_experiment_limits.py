@@ -92,11 +92,14 @@ def test_time_does_not_count_between_the_end_of_an_experiment_and_a_raise_of_its
     assert search.experiment.time_runs_out_at_s == 1010
 
 
-@pytest.mark.parametrize("change", [{"concurrency": 3}, {"max_trial_duration_s": 5.0}, {"max_trials": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [{"concurrency": 3}, {"max_trial_duration_s": 5.0}, {"max_trials": 0}, {"max_duration_s": 1e6}],
+)
 def test_no_trial_starts_after_a_limit_change_that_permits_no_further_trial(change) -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.run(search.suggest())
-    search.limit(**change)
+    assert search.limit(**change) == []
     assert (search.state, search.requests, search.finishes) == (ExperimentState.DONE, [], 1)
 
 

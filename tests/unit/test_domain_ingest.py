@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.domain.ingest import RECORDS_AT_ONCE, AttemptIngest, OffsetGap, StreamWrite
+from nni_sdk.frame import frame, frame_head
 from nni_sdk.records import MAX_FRAME_BYTES, encode
 from trial_keeper.wire.limits import QUOTA_BYTES
 from trial_keeper.wire.messages import AttemptKey, Stream
@@ -207,6 +208,22 @@ def test_many_records_are_committed_in_several_consecutive_commits(new_ingest) -
     for commit in commits:
         places = [record.offset for record in commit.records] + [span.offset for span in commit.garbage]
         assert all(commit.offset <= place < commit.new_offset for place in places)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_end_of_each_commit_is_the_end_of_its_last_record_or_of_all_bytes(new_ingest, more) -> None:
+    longer = encode(0, "abcde", "PERIODICAL", 0, "x" * 50)
+    records, rest = FIRST * (RECORDS_AT_ONCE - 1) + longer, FIRST * more + b"not a record\n"
+    commits = new_ingest().take(METRICS, 0, records + rest)
+    assert commits[-1].new_offset == len(records + rest)
+    if more:
+        assert commits[0].new_offset == len(records)
+
+
+def test_each_mark_is_committed_with_its_own_bytes(new_ingest) -> None:
+    mark = frame(frame_head(0, "abcde", "CHECKPOINT"), 0, '"1"')
+    commits = new_ingest().take(METRICS, 0, mark + FIRST * RECORDS_AT_ONCE + mark + FIRST)
+    assert [[each.offset for each in commit.marks] for commit in commits] == [[0], [commits[0].new_offset]]
 
 
 def test_a_long_record_that_arrives_in_small_pieces_is_decoded_once(new_ingest, monkeypatch) -> None:
