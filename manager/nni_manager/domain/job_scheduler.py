@@ -39,10 +39,10 @@ class JobScheduler:
     stops: StopEscalation
     transports: TransportTracker
     budget: SearchBudget
-    reuses_jobs: bool = False
-    may_prefetch: bool = False
+    reuses_jobs: bool
+    may_prefetch: bool
     """True if parameters may be requested before earlier results are known: the tuner does not learn from results."""
-    any_compatible_keeper: bool = False
+    any_compatible_keeper: bool
     lost: LostJobs = field(default_factory=LostJobs)
     _prefetch_limit: int = 0
     """The number of prefetched trials per job, derived from recent trial durations."""

@@ -58,7 +58,7 @@ class TrialLifecycle:
     leaderboard: Leaderboard
     completion: Completion
     feedback: Feedback
-    reports_preemption: bool = False
+    reports_preemption: bool
     """True if the cluster reports at a job's end that it preempted the job."""
     counts: Counter[TrialState] = field(default_factory=Counter)
     fatal_error: str = ""
