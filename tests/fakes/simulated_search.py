@@ -316,3 +316,21 @@ class SimulatedReuse:
         after.experiment.scheduler.restore(jobs, ended)
         after.handle(ManagerReady())
         return after
+
+
+def search_with_revocable_trials(**options: Any) -> SimulatedReuse:
+    """A search without further trials: env-0 runs t1 and holds the prefetched trials t2, t3 and t4; env-1 has finished t5."""
+    search = SimulatedReuse(concurrency=2, max_trials=6, may_prefetch=True, **options)
+    search.idle("env-0")
+    search.start("t0")
+    search.end("t0", at_s=10.5)
+    search.deliver("t0")
+    search.idle("env-0")
+    search.start("t1")
+    search.idle("env-1")
+    search.start("t5")
+    search.end("t5", at_s=10.5)
+    search.deliver("t5")
+    assert search.experiment.jobs.live["env-0"].trial_ids == ("t1", "t2", "t3", "t4")
+    assert search.revoked == []
+    return search

@@ -4,7 +4,7 @@ import math
 
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulated_keeper import (
     KEY,
     SETTINGS,
@@ -72,6 +72,15 @@ class KeeperLife(RuleBasedStateMachine):
         self.was_terminated = self.was_killed = False
         self.warnings: list[str] = []
         self._post(TrialAssigned(KEY))
+
+    @initialize(is_connected=st.booleans())
+    def choose_start(self, is_connected: bool) -> None:
+        # From the first event, few runs would get as far as a connection.
+        if is_connected:
+            self.spawn(succeeds=True)
+            self.pass_time(0)
+            self.open_link(0, closed=False)
+            self.grow(100)
 
     @property
     def counted(self) -> int:

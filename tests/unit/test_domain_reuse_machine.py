@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulated_search import SimulatedReuse
+from simulated_search import SimulatedReuse, search_with_revocable_trials
 
 from nni_manager.domain.events import (
     KeeperConnected,
@@ -33,9 +33,12 @@ class AnyReuse(RuleBasedStateMachine):
         super().__init__()
         self.search = SimulatedReuse(concurrency=2, max_trials=6, max_retries=RETRIES)
 
-    @initialize(may_prefetch=st.booleans())
-    def choose_prefetching(self, may_prefetch: bool) -> None:
+    @initialize(may_prefetch=st.booleans(), has_prefetched=st.booleans())
+    def choose_prefetching(self, may_prefetch: bool, has_prefetched: bool) -> None:
         self.search.experiment.scheduler.may_prefetch = may_prefetch
+        if may_prefetch and has_prefetched:
+            # From an empty start, almost no run would revoke a trial.
+            self.search = search_with_revocable_trials(max_retries=RETRIES)
 
     def live_jobs(self) -> list[str]:
         return list(self.search.experiment.jobs.live)

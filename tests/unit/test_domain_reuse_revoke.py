@@ -1,9 +1,7 @@
 """Revoked trials: which trial is revoked, which idle job receives it, and events that occur during a revoke."""
 
-from typing import Any
-
 import pytest
-from simulated_search import SimulatedReuse
+from simulated_search import SimulatedReuse, search_with_revocable_trials
 
 from nni_manager.domain.events import (
     DispatchTrial,
@@ -25,25 +23,7 @@ from trial_keeper.wire.reasons import ExitReason
 
 @pytest.fixture
 def revocable() -> SimulatedReuse:
-    """A search without further trials: env-0 runs t1 and holds the prefetched trials t2, t3 and t4; env-1 has finished t5."""
     return search_with_revocable_trials()
-
-
-def search_with_revocable_trials(**options: Any) -> SimulatedReuse:
-    search = SimulatedReuse(concurrency=2, max_trials=6, may_prefetch=True, **options)
-    search.idle("env-0")
-    search.start("t0")
-    search.end("t0", at_s=10.5)
-    search.deliver("t0")
-    search.idle("env-0")
-    search.start("t1")
-    search.idle("env-1")
-    search.start("t5")
-    search.end("t5", at_s=10.5)
-    search.deliver("t5")
-    assert search.experiment.jobs.live["env-0"].trial_ids == ("t1", "t2", "t3", "t4")
-    assert search.revoked == []
-    return search
 
 
 def test_each_idle_job_receives_one_trial_that_is_revoked_from_a_busy_job() -> None:
