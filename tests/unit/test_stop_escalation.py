@@ -404,6 +404,20 @@ def test_every_stop_reaches_its_last_stage_within_the_maximum_stop_time(
     assert now_s - started_s <= MAX_STOP_S - RECORDED_TIMEOUT_S
 
 
+def test_reports_of_a_trial_do_not_change_the_deadline_for_its_stop() -> None:
+    stops = StopEscalation()
+    stops.stop_asked("job", 0.0, ends_job=False)
+    stops.apply("job", StopEvent.PROGRESSED, 10.0)
+    assert stops.next_deadline_s == KILL_S
+
+
+def test_a_repeated_drain_request_does_not_renew_the_deadline() -> None:
+    stops = StopEscalation()
+    for now_s in (0.0, 3.0):
+        stops.apply("job", StopEvent.DRAIN_ASKED, now_s)
+    assert stops.next_deadline_s == MARGIN_S
+
+
 def test_a_cluster_gets_its_whole_grace_period_for_a_job_that_does_not_drain() -> None:
     stops = StopEscalation(cluster_grace_s=40.0)
     stops.apply("job", StopEvent.DRAIN_ASKED, 0.0)
