@@ -190,6 +190,7 @@ def test_a_job_is_stored_when_a_keeper_of_it_is_first_found_on_the_shared_storag
     search = new_search(concurrency=1)
     search.suggest()
     found = KeeperSeenOnStorage("t0")
+    assert not search.job("t0").was_found
     assert search.handle(found) == [SaveJob(search.job("t0"))]
     assert search.job("t0").was_found
     assert search.handle(found) == []

@@ -39,7 +39,7 @@ def test_each_end_of_an_experiment_causes_one_notification_even_after_a_resume(s
     assert notifications.of_state(E.RUNNING, "") is None
     for _ in range(2):
         notification = notifications.of_state(state, error)
-        assert (notification.event, notification.text) == (event, text)
+        assert (notification.event, notification.text, notification.failures) == (event, text, 0)
         assert notifications.of_state(state, error) is None
         assert notifications.of_state(E.RUNNING, "") is None
 

@@ -316,7 +316,7 @@ class Jobs:
         """The job that has been idle longest; None: no job is idle."""
         return self.live[next(iter(self._idle))] if self._idle else None
 
-    def next_for_prefetch(self, most_ahead: int = 1) -> Job | None:
+    def next_for_prefetch(self, most_ahead: int) -> Job | None:
         """The busy job with the fewest prefetched trials, fewer than `most_ahead`; among equals the first to have so few."""
         having = self._busy.by_number[:most_ahead]
         return next((self.live[next(iter(jobs))] for jobs in having if jobs), None)
