@@ -182,6 +182,19 @@ def test_the_time_limit_counts_from_the_start_of_the_current_attempt() -> None:
     assert search.canceled == [("t0", ExitReason.TIME_LIMIT)]
 
 
+def test_a_trial_that_started_again_reaches_its_time_limit_after_trials_that_started_before() -> None:
+    search = new_search(concurrency=2, max_trial_duration_s=30.0)
+    search.start(search.suggest())
+    search.now_s = 10
+    search.start(search.suggest())
+    search.now_s = 20
+    search.start("t0", attempt=1)
+    assert search.experiment.time_runs_out_at_s == 10 + 30
+    search.now_s = 40
+    search.handle(TimePassed())
+    assert search.canceled == [("t1", ExitReason.TIME_LIMIT)]
+
+
 def test_a_changed_time_limit_of_trials_applies_to_running_trials_even_after_a_resume() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
