@@ -93,7 +93,7 @@ def make_link(path):
 @pytest.mark.parametrize(
     "make", [lambda path: path.write_bytes(b"half a fi"), os.mkfifo, make_link], ids=["file", "pipe", "link"]
 )
-def test_what_is_at_the_temporary_path_of_a_file_is_removed_and_not_written_to(tmp_path, make):
+def test_a_file_pipe_or_link_at_the_temporary_path_is_removed_and_not_written_to(tmp_path, make):
     path = tmp_path / "state.json"
     make(tmp_path / ".state.json.new")
     replace_file(path, b"new")
