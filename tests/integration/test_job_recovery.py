@@ -443,7 +443,8 @@ def test_a_job_that_the_cluster_will_start_again_is_not_given_up(a_real_experime
         lost = engine.experiment.scheduler.lost
         service.restarted.add(trial.job_id)
         engine.runtime.post(NodeReadinessChanged(trial.job_id, False))
-        await until(lambda: lost.stage(trial.job_id) is None)
+        await until(lambda: lost.next_deadline_s is not None)
+        await until(lambda: lost.next_deadline_s is None)
         assert (states(engine), service.stopped) == (["WAITING"], [])
         # The restarted job can be given up like a new one.
         service.restarted.clear()

@@ -200,7 +200,7 @@ def test_a_keeper_without_acks_sends_at_most_one_window_per_stream(site):
         "nni.get_next_parameter()\n"
         f"for i in range({RECORDS}):\n"
         "    nni.report_intermediate_result({'default': i, 'note': 'x' * 3000})\n"
-        "    print('y' * 999)\n"
+        "    print('y' * 1999)\n"
     )
     keeper = site.start_keeper(collect_logs=True)
     wait_until(site.has_ended, "the trial has ended")
@@ -387,7 +387,7 @@ CUTTING = """
 import os, sys
 import nni_sdk as nni
 nni.get_next_parameter()
-sys.stdout.write("y" * 2_000_000)
+sys.stdout.write("y" * 3_000_000)
 sys.stdout.flush()
 nni.report_intermediate_result("written")
 open("written").read()
