@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from deadlines import DEADLINE_S
 from scripted_keeper import (
     FIRST,
     SECOND,
@@ -409,7 +410,7 @@ def test_a_keeper_with_too_much_unstored_data_waits_for_the_store(a_real_experim
         await engine.runtime.durable()
         with a_blocked_store(experiment):
             for number in range(commits.MAX_OF_ONE_BYTES // len(piece)):
-                await asyncio.wait_for(keeper.session.ready(), 5)
+                await asyncio.wait_for(keeper.session.ready(), DEADLINE_S)
                 keeper.send(Chunk(key, Stream.STDOUT, number * len(piece), piece))
             waiting = asyncio.ensure_future(keeper.session.ready())
             for _ in range(10):
