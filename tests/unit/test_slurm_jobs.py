@@ -25,7 +25,7 @@ def test_tasks_of_an_array_are_found_by_their_jobs_and_other_jobs_by_their_names
     assert {job_id: found.row(job_id) and found.row(job_id).slurm_id for job_id in "abcde"} == {
         "a": "7_0", "b": None, "c": "7_2", "d": "8", "e": None
     }  # fmt: skip
-    assert found.has_array(ARRAY)
+    assert found.task_id(ARRAY, "b") == "7_1"
 
 
 def test_the_newest_job_counts_if_slurm_lists_several_of_one_id():
@@ -36,9 +36,9 @@ def test_the_newest_job_counts_if_slurm_lists_several_of_one_id():
 def test_the_row_of_an_array_without_pending_tasks_is_no_job_but_shows_that_the_array_exists():
     found = listed(row("7"), row("7_3"))
     assert [found.row(job_id) for job_id in "abc"] == [None, None, None]
-    assert found.has_array(ARRAY)
-    assert not listed().has_array(ARRAY)
-    assert not listed(row("7")).has_array(None)
+    assert found.task_id(ARRAY, "b") == "7_1"
+    assert listed().task_id(ARRAY, "b") is None
+    assert listed(row("7")).task_id(None, "b") is None
 
 
 def test_a_later_manager_reads_the_arrays_and_the_output_of_their_tasks(tmp_path):

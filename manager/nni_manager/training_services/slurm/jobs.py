@@ -86,13 +86,13 @@ class ListedJobs:
     def __init__(self, rows: Iterable[JobRow], prefix: str, arrays: Mapping[str, JobArray]) -> None:
         """`prefix`: the start of the names of jobs. `arrays`: those of the experiment, by name."""
         self._rows: dict[str, JobRow] = {}
-        self._arrays: set[str] = set()
+        self._numbers: dict[str, int] = {}
         for row in sorted(rows, key=lambda row: row.number):
             array = arrays.get(row.name)
             if array is None:
                 self._rows[row.name.removeprefix(prefix)] = row
                 continue
-            self._arrays.add(row.name)
+            self._numbers[row.name] = row.number
             if row.task is not None and row.task < len(array.job_ids):
                 self._rows[array.job_ids[row.task]] = row
 
@@ -100,9 +100,14 @@ class ListedJobs:
         """The newest job of this id; None if Slurm does not list it."""
         return self._rows.get(job_id)
 
-    def has_array(self, array: JobArray | None) -> bool:
-        """True if Slurm lists anything of an array. Slurm keeps nothing of a task that was cancelled before it started."""
-        return array is not None and array.name in self._arrays
+    def task_id(self, array: JobArray | None, job_id: str) -> str | None:
+        """The id of a task if Slurm lists anything of its array, else None.
+
+        Slurm keeps nothing of a task that was cancelled before it started.
+        """
+        if array is None or array.name not in self._numbers:
+            return None
+        return f"{self._numbers[array.name]}_{array.job_ids.index(job_id)}"
 
 
 class JobFiles:

@@ -204,9 +204,10 @@ class SlurmService(TrainingService):
         if self._listed is not None:
             row = self._listed.row(job_id)
             if row is None and not self._files.started(job_id).exists():
-                if not self._listed.has_array(self._files.array_of(job_id)):
+                task_id = self._listed.task_id(self._files.array_of(job_id), job_id)
+                if task_id is None:
                     return JobPresence.UNKNOWN
-                row = cancelled(job.name)
+                row = cancelled(job.name, task_id)
             if row is None or row.has_ended:
                 log = self._files.log_tail(job_id)
                 self._messages[job_id] = log if row is None else end_of(row, log, was_stopped=False).message
@@ -291,8 +292,9 @@ class SlurmService(TrainingService):
 
     async def _resolve_forgotten(self, job: Job, listed: ListedJobs) -> None:
         has_started = self._files.started(job.job_id).exists()
-        if not has_started and job.is_task and listed.has_array(self._files.array_of(job.job_id)):
-            await self._end(job, cancelled(job.name, job.slurm_id))
+        task_id = listed.task_id(self._files.array_of(job.job_id), job.job_id) if job.is_task else None
+        if task_id is not None and not has_started:
+            await self._end(job, cancelled(job.name, task_id))
             return
         if has_started or job.stop_is_wanted or job.settings is None:
             was_created = job.slurm_id or job.settings is None

@@ -115,9 +115,9 @@ class JobRow:
         return not self.has_ended and self.preempt_time not in _NOTHING
 
 
-def cancelled(name: str, slurm_id: str = "") -> JobRow:
+def cancelled(name: str, slurm_id: str) -> JobRow:
     """A job that was cancelled before it started, and that Slurm has forgotten."""
-    return JobRow(slurm_id or "?", name, "CANCELLED", 0, "", None, "", "")
+    return JobRow(slurm_id, name, "CANCELLED", 0, "", None, "", "")
 
 
 @dataclass(frozen=True, slots=True)
