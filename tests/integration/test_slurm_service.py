@@ -161,6 +161,10 @@ def task_of(place, job_id):
     return f"{ids[array.stem]}_{array.read_text().split().index(job_id)}"
 
 
+def states_of_tasks(place):
+    return place.slurm.run("squeue", "-h", "--array", "-t", "all", "-o", "%T").split()
+
+
 async def test_jobs_that_are_submitted_at_once_become_an_array_and_each_has_its_own_settings(place, tmp_path):
     service = place.service()
     running, pending = await submit_at_once(place, service, tmp_path, 12)
@@ -188,7 +192,7 @@ async def test_a_later_manager_finds_each_task_of_an_array(place, tmp_path):
     running, pending = await submit_at_once(place, first, tmp_path, 12)
     await first.close()
     open_gates(tmp_path, ["trial7"])
-    await until(lambda: place.slurm.run("squeue", "-h", "-t", "FAILED"), "a job has ended", DEADLINE_S)
+    await until(lambda: "FAILED" in states_of_tasks(place), "a job has ended", DEADLINE_S)
     second = place.service()
     found = {job_id: await second.adopt(job_id) for job_id in running + pending}
     assert found.pop("trial7") is JobPresence.ENDED
@@ -204,13 +208,14 @@ async def test_a_stop_or_a_cancellation_of_one_task_leaves_the_others_of_its_arr
     service = place.service()
     running, pending = await submit_at_once(place, service, tmp_path, 12)
     assert service.removal_command(pending[0]) == f"scancel {task_of(place, pending[0])}"
+    # No job starts before the next poll, which the event loop cannot run until scancel has ended.
     await service.stop(pending[0])
     await service.stop("trial6")
     place.slurm.run("scancel", task_of(place, pending[1]))
     await until(lambda: len(place.ends) == 3, "three have ended", DEADLINE_S)
     assert place.ended(pending[0]).message.endswith("on request")
     assert place.ended("trial6").message.endswith("on request")
-    assert "CANCELLED, but not by this manager" in place.ended(pending[1]).message
+    assert "it was cancelled before it started" in place.ended(pending[1]).message
     assert [*tmp_path.glob(f"{pending[0]}.env"), *tmp_path.glob(f"{pending[1]}.env")] == []
     open_gates(tmp_path, running + pending)
     await until(lambda: len(place.ends) == 12, "all others have ended", DEADLINE_S)
@@ -227,8 +232,62 @@ async def test_a_task_that_was_cancelled_while_no_manager_ran_is_not_submitted_a
     place.slurm.run("scancel", cancelled)
     second = place.service()
     assert await second.adopt(pending[0]) is JobPresence.ENDED
-    assert second.termination_message(pending[0]).startswith(f"Slurm reports job {cancelled} (nni-EXPT-")
+    assert second.termination_message(pending[0]).startswith(f"job {cancelled} (nni-EXPT-array-")
     assert await second.adopt(pending[1]) is JobPresence.RUNNING
+    await second.close()
+
+
+async def test_all_tasks_of_a_pending_array_end_when_they_are_stopped_or_cancelled(place):
+    service = place.service()
+    place.slurm.run("scontrol", "update", "nodename=n1,n2", "state=drain", "reason=test")
+    write(place, "exit 0")
+    jobs = [f"trial{number}" for number in range(4)]
+    await asyncio.gather(*(service.submit(place.settings(job_id)) for job_id in jobs))
+    for job_id in jobs[:2]:
+        await service.stop(job_id)
+    await until(lambda: len(place.ends) == 2, "the stopped ones have ended", DEADLINE_S)
+    assert [place.ended(job_id).message.endswith("on request") for job_id in jobs[:2]] == [True, True]
+    place.slurm.run("scancel", task_of(place, jobs[2]), task_of(place, jobs[3]))
+    await until(lambda: len(place.ends) == 4, "the cancelled ones have ended", DEADLINE_S)
+    assert place.slurm.live() == []
+    assert [*place.jobs.glob("*.started")] == []
+    await service.close()
+
+
+async def test_a_pending_task_is_cancelled_although_the_cluster_allows_no_hold(place, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text('#!/bin/bash\necho "$2: Access/permission denied" >&2\nexit 1\n')
+    scontrol.chmod(0o755)
+    service = place.service()
+    running, pending = await submit_at_once(place, service, tmp_path, 10)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{Path('/usr/bin')}:/bin")
+    await service.stop(pending[0])
+    await until(lambda: place.ends, "it has ended", DEADLINE_S)
+    assert place.ended(pending[0]).message.endswith("on request")
+    open_gates(tmp_path, running + pending)
+    await until(lambda: len(place.ends) == 10, "all others have ended", DEADLINE_S)
+    await service.close()
+
+
+async def test_tasks_that_are_adopted_while_slurmctld_is_down_are_found_later(place, tmp_path):
+    first = place.service()
+    first.on_job_ended = lambda ended: None
+    running, pending = await submit_at_once(place, first, tmp_path, 10)
+    await first.close()
+    command = f"scancel {task_of(place, pending[0])}"
+    place.slurm.save_state()
+    place.slurm.stop_controller()
+    second = place.service()
+    assert [await second.adopt(job_id) for job_id in running + pending] == [JobPresence.RUNNING] * 10
+    place.slurm.start_controller()
+    shown = second.removal_command(pending[0])
+    assert place.slurm.run("bash", "-c", f"echo {shown}") == command
+    open_gates(tmp_path, running + pending)
+    await until(lambda: len(place.ends) == 10, "all have ended", DEADLINE_S)
+    assert {end.job_id: end.exit_code for end in place.ends} == {
+        f"trial{number}": number for number in range(10)
+    }
     await second.close()
 
 
@@ -237,6 +296,7 @@ async def test_the_pending_tasks_of_a_lost_array_are_submitted_again(place, tmp_
     place.slurm.run("scontrol", "update", "nodename=n1,n2", "state=drain", "reason=test")
     write(place, "exit 0")
     await asyncio.gather(*(service.submit(place.settings(f"trial{number}")) for number in range(6)))
+    assert len([*place.jobs.glob("*.tasks")]) == 1
     place.slurm.stop_controller()
     place.slurm.start_controller("-c")
     await until(lambda: len(place.ends) == 6, "all have ended", DEADLINE_S)

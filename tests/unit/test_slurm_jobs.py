@@ -6,14 +6,14 @@ import pytest
 
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.training_services.slurm.jobs import Job, JobArray, JobFiles, ListedJobs
-from nni_manager.training_services.slurm.states import cancelled
+from nni_manager.training_services.slurm.states import JobRow
 from nni_manager.training_services.slurm.submissions import Submissions
 
 ARRAY = JobArray("nni-EXPT-array-1", ("a", "b", "c"))
 
 
-def row(slurm_id, name=ARRAY.name):
-    return cancelled(name, slurm_id)
+def row(slurm_id, name=ARRAY.name, state="RUNNING"):
+    return JobRow(slurm_id, name, state, 0, "", None, "", "")
 
 
 def listed(*rows):
@@ -31,6 +31,11 @@ def test_tasks_of_an_array_are_found_by_their_jobs_and_other_jobs_by_their_names
 def test_the_newest_job_counts_if_slurm_lists_several_of_one_id():
     assert listed(row("10", "nni-EXPT-a"), row("9_0")).row("a").slurm_id == "10"
     assert listed(row("9", "nni-EXPT-a"), row("10_0")).row("a").slurm_id == "10_0"
+
+
+def test_a_job_that_runs_counts_rather_than_a_later_one_of_its_id_that_has_ended():
+    assert listed(row("9_0"), row("10", "nni-EXPT-a", "FAILED")).row("a").slurm_id == "9_0"
+    assert listed(row("9_0", state="FAILED"), row("10_0", state="FAILED")).row("a").slurm_id == "10_0"
 
 
 def test_the_row_of_an_array_without_pending_tasks_is_no_job_but_shows_that_the_array_exists():
@@ -123,3 +128,27 @@ async def test_a_cancelled_caller_does_not_disturb_the_others_and_a_close_ends_t
     await submissions.close()
     results = await asyncio.gather(*third, return_exceptions=True)
     assert {type(error) for error in results} == {asyncio.CancelledError}
+
+
+async def test_a_job_whose_caller_was_cancelled_before_its_call_is_not_submitted():
+    sbatch = Sbatch()
+    submissions = Submissions(sbatch)
+    busy = []
+    for name in "abc":
+        busy += submitted(submissions, name)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    unwanted, wanted = submitted(submissions, "de")
+    await asyncio.sleep(0)
+    unwanted.cancel()
+    await asyncio.sleep(0)
+    sbatch.is_open.set()
+    await asyncio.gather(*busy, wanted)
+    assert sbatch.calls == ["a", "b", "c", "e"]
+
+
+async def test_a_submission_after_the_close_raises_an_error():
+    submissions = Submissions(Sbatch())
+    await submissions.close()
+    with pytest.raises(RetryableError, match="the manager is closing"):
+        await submissions.submit(Job("a", "a"))

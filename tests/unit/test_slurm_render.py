@@ -97,6 +97,7 @@ def test_each_task_of_an_array_has_the_settings_of_its_job_and_no_others(tmp_pat
         )
         found = json.loads(done.stdout)
         assert {name: value for name, value in found.items() if name.startswith("TRIAL_KEEPER_")} == environ
+        assert not [name for name in found if name.startswith("SLURM_ARRAY_")]
         assert (folder / f"{settings[number].job_id}.started").exists()
 
 

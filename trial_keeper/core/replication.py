@@ -30,8 +30,8 @@ from trial_keeper.wire.messages import AttemptKey, Offsets, Stream
 LOG_CHUNK_BYTES = 256 * 1024
 METRICS_CHUNK_BYTES = 256 * 1024
 # With an ack after 10 ms this window carries 200 MB/s; logs reach this rate only between trials, as the link throttles them
-# otherwise. Bytes that arrive during a disk sync wait for the next sync, so half of this window gives two thirds of the log rate,
-# and twice of it little more.
+# otherwise. Bytes that arrive during a disk sync wait for the next sync, so half of this window gives two thirds of the log rate.
+# Doubling it gains little.
 LOG_WINDOW_BYTES = 2 * 1024 * 1024
 # A metric record is durable only as a whole, so the window must hold the longest record (999,999 bytes and its frame).
 METRICS_WINDOW_BYTES = 1024 * 1024

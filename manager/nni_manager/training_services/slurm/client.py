@@ -156,17 +156,29 @@ class Slurm:
     def cancel(self, slurm_ids: Collection[str], *, if_pending: bool = False) -> None:
         """Cancel jobs: Slurm sends SIGTERM to all their processes, and SIGKILL after its KillWait.
 
-        `if_pending`: only those that have not started, none of which is a task of an array. A job that has ended is no error.
+        `if_pending`: only those that have not started. Not for array tasks: scancel would cancel all pending ones of the array. A
+        job that has ended is no error.
         """
         self._signal([*(["--state=PENDING"] if if_pending else []), *slurm_ids])
 
-    def hold(self, slurm_ids: Collection[str]) -> set[str]:
-        """Keep pending tasks of arrays from starting. Returns the ids of those that exist."""
+    def cancel_pending_tasks(self, slurm_ids: Collection[str]) -> None:
+        """Cancel the array tasks among these that have not started. A hold keeps them from starting meanwhile."""
         code, _, errors = self._run(["scontrol", "hold", ",".join(slurm_ids)])
-        error, unknown = error_of("scontrol hold", errors), states.unknown_tasks(errors)
-        if code != 0 and (isinstance(error, RetryableError) or not unknown):
+        error = error_of("scontrol hold", errors)
+        if code != 0 and isinstance(error, RetryableError):
             raise error
-        return {*slurm_ids} - unknown
+        # A task may have ended, or the cluster allows no hold.
+        command = [
+            "squeue",
+            "--noheader",
+            "--array",
+            "--states=PENDING",
+            f"--user={os.geteuid()}",
+            "--format=%i",
+        ]
+        pending = {*self._ask(command).split()}
+        if left := [slurm_id for slurm_id in slurm_ids if slurm_id in pending]:
+            self.cancel(left)
 
     def terminate(self, slurm_ids: Collection[str]) -> set[str]:
         """Send SIGTERM to the first process of each job, its keeper. Returns the ids of the jobs that received it."""

@@ -21,10 +21,9 @@ _LOG_TAIL_BYTES = 2000
 class Job:
     """One job. Times are monotonic.
 
-    `name`: in Slurm; tasks of an array have the array's. `settings`: None for a job of an earlier manager. `slurm_id`: empty
+    `name`: in Slurm; array tasks have the array's. `settings`: None for a job of an earlier manager. `slurm_id`: empty
     until sbatch has printed it. `is_submitting`: it waits for sbatch. `is_repeated`: an earlier sbatch that was not answered may
-    have created it. `is_held`: it cannot start. `was_signalled`: its keeper has received SIGTERM; a second one would kill
-    the trial at once.
+    have created it. `was_signalled`: its keeper has received SIGTERM; a second one would kill the trial at once.
     """
 
     job_id: str
@@ -37,13 +36,12 @@ class Job:
     waits_since_s: float | None = None
     missing_polls: int = 0
     stop_is_wanted: bool = False
-    is_held: bool = False
     was_signalled: bool = False
     is_preemption_announced: bool = False
 
     @property
-    def is_task(self) -> bool:
-        """True if it is a task of an array."""
+    def is_array_task(self) -> bool:
+        """True if it is a task of a job array."""
         return "_" in self.slurm_id
 
     @property
@@ -53,7 +51,7 @@ class Job:
 
     def note(self, row: JobRow, now_s: float) -> None:
         """Record what squeue shows of a job that has not ended."""
-        self.row, self.slurm_id, self.missing_polls = row, row.slurm_id, 0
+        self.row, self.slurm_id, self.name, self.missing_polls = row, row.slurm_id, row.name, 0
         if not row.is_pending:
             self.waits_since_s = None
         elif self.waits_since_s is None:
@@ -87,7 +85,8 @@ class ListedJobs:
         """`prefix`: the start of the names of jobs. `arrays`: those of the experiment, by name."""
         self._rows: dict[str, JobRow] = {}
         self._numbers: dict[str, int] = {}
-        for row in sorted(rows, key=lambda row: row.number):
+        # A job that was submitted twice runs once. The other one ends at its start.
+        for row in sorted(rows, key=lambda row: (not row.has_ended, row.number)):
             array = arrays.get(row.name)
             if array is None:
                 self._rows[row.name.removeprefix(prefix)] = row
@@ -97,7 +96,7 @@ class ListedJobs:
                 self._rows[array.job_ids[row.task]] = row
 
     def row(self, job_id: str) -> JobRow | None:
-        """The newest job of this id; None if Slurm does not list it."""
+        """The newest job of this id among those that have not ended, else among all; None if Slurm lists none."""
         return self._rows.get(job_id)
 
     def task_id(self, array: JobArray | None, job_id: str) -> str | None:
@@ -136,12 +135,18 @@ class JobFiles:
         replace_file(self.folder / f"{array.name}.tasks", content, is_durable=True)
         self._note(array)
 
+    def remove_array(self, array: JobArray) -> None:
+        """Remove an array that Slurm has refused."""
+        del self.arrays[array.name]
+        self._array_of = {job_id: each for job_id, each in self._array_of.items() if each is not array}
+        (self.folder / f"{array.name}.tasks").unlink(missing_ok=True)
+
     def _note(self, array: JobArray) -> None:
         self.arrays[array.name] = array
         self._array_of.update(dict.fromkeys(array.job_ids, array))
 
     def array_of(self, job_id: str) -> JobArray | None:
-        """The array that a job was last submitted with; None if always alone."""
+        """The newest array that contains the job, even if the job was submitted again alone; None if there is none."""
         return self._array_of.get(job_id)
 
     def log(self, job_id: str) -> Path:

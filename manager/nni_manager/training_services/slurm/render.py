@@ -44,8 +44,8 @@ OWN_OPTIONS = frozenset(
 """The options that identify a job or start its keeper, and those that change what sbatch prints."""
 # Those of apptainer exec that give a container GPUs.
 _GPU_OPTIONS = frozenset(("--nv", "--nvccli", "--rocm"))
-# Before the number of the task of an array, and the rest of a setting's name.
-_OF_TASK = f"{PREFIX}TASK_"
+# Array task 3 gets its setting JOB_ID as TRIAL_KEEPER_TASK_3_JOB_ID.
+_TASK_PREFIX = f"{PREFIX}TASK_"
 # Defaults of the user for commands whose output is read here, and what a job around the manager has set for itself.
 _NOT_PASSED = ("SQUEUE_", "SCANCEL_", "SACCT_", "SLURM_", "SBATCH_ARRAY", "SBATCH_CLUSTERS", "SBATCH_WAIT")
 
@@ -129,20 +129,23 @@ def array_environ(environs: Sequence[Mapping[str, str]]) -> dict[str, str]:
     common = dict(set.intersection(*({*environ.items()} for environ in environs)))
     for task, environ in enumerate(environs):
         own = {name: value for name, value in environ.items() if name not in common}
-        common |= {f"{_OF_TASK}{task}_{name.removeprefix(PREFIX)}": value for name, value in own.items()}
+        common |= {f"{_TASK_PREFIX}{task}_{name.removeprefix(PREFIX)}": value for name, value in own.items()}
     return common
 
 
 def task_snippet(environs: Sequence[Mapping[str, str]]) -> str:
-    """Lines of bash that give a task of the array its settings, see `array_environ`, and add its job to the path `started`."""
+    """Lines of bash that give an array task its settings, see `array_environ`, and add its job to the path in `nni_started`.
+
+    The trial then has the same environment as in a job that was submitted alone.
+    """
     names = sorted({name.removeprefix(PREFIX) for environ in environs for name in environ})
     return f"""\
-for name in {" ".join(names)}; do
-  own={_OF_TASK}${{SLURM_ARRAY_TASK_ID}}_$name
-  [ -z "${{!own+set}}" ] || export "{PREFIX}$name=${{!own}}"
+for nni_name in {" ".join(names)}; do
+  nni_own={_TASK_PREFIX}${{SLURM_ARRAY_TASK_ID}}_$nni_name
+  [ -z "${{!nni_own+set}}" ] || export "{PREFIX}$nni_name=${{!nni_own}}"
 done
-unset "${{!{_OF_TASK}@}}"
-started=$started/${PREFIX}JOB_ID.started
+unset "${{!{_TASK_PREFIX}@}}" "${{!SLURM_ARRAY_@}}"
+nni_started=$nni_started/${PREFIX}JOB_ID.started
 """
 
 
@@ -154,12 +157,12 @@ def batch_script(run_script: str, started: str, container: str = "", task: str =
     """
     return f"""\
 #!/bin/bash
-started={shlex.quote(started)}
-{task}if [ -e "$started" ]; then
+nni_started={shlex.quote(started)}
+{task}if [ -e "$nni_started" ]; then
   echo "trial-keeper: this job has run before; it does not run again" >&2
   exit 1
 fi
-if ! (set -C; : > "$started"); then
+if ! (set -C; : > "$nni_started"); then
   echo "trial-keeper: cannot create this file; use a folder that the compute nodes share" >&2
   exit {int(KeeperExit.WORKSPACE)}
 fi

@@ -22,7 +22,7 @@ from nni_manager.training_services.slurm import render
 from nni_manager.training_services.slurm.client import Slurm
 from nni_manager.training_services.slurm.jobs import Job, JobArray, JobFiles, ListedJobs, queue_problem
 from nni_manager.training_services.slurm.section import SlurmSection
-from nni_manager.training_services.slurm.states import JobEndState, JobRow, cancelled, end_of
+from nni_manager.training_services.slurm.states import JobEndState, JobRow, end_of, end_of_forgotten_task
 from nni_manager.training_services.slurm.submissions import Submissions
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.timeouts import set_within
@@ -74,6 +74,7 @@ class SlurmService(TrainingService):
         self._wake = asyncio.Event()
         self._submissions = Submissions(self._submit)
         self._tasks = TaskSet(self._note_bug)
+        self._resubmissions = TaskSet(self._note_bug)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="slurm")
 
     @property
@@ -96,7 +97,7 @@ class SlurmService(TrainingService):
         return None if job is None else job.row
 
     async def submit(self, settings: KeeperSettings) -> None:
-        """Submit the job; with others that wait for sbatch, it becomes a task of a job array.
+        """Submit the job; with others that wait for sbatch, it becomes a job array.
 
         Raises:
             UserError: Slurm refuses it permanently, so the job does not exist; has what sbatch printed.
@@ -152,7 +153,11 @@ class SlurmService(TrainingService):
             await self._call(self._files.add_array, array)
         except OSError as error:
             raise RetryableError(f"cannot write to {folder}: {error.strerror}; fix the disk") from error
-        array_id = await self._call(self._slurm.submit, command, script, render.array_environ(environs))
+        try:
+            array_id = await self._call(self._slurm.submit, command, script, render.array_environ(environs))
+        except (UserError, QuotaExceeded):  # sbatch has answered, so the array does not exist
+            await self._call(self._files.remove_array, array)
+            raise
         for number, job in enumerate(jobs):
             job.name, job.slurm_id, job.missing_polls = name, f"{array_id}_{number}", 0
         logger.info("jobs %s are the tasks of job array %s of Slurm", ", ".join(array.job_ids), array_id)
@@ -180,9 +185,11 @@ class SlurmService(TrainingService):
                 logger.warning("%s", error)
 
     def removal_command(self, job_id: str) -> str:
-        """A scancel command; names of jobs are unique, but the tasks of an array have its name."""
-        job = self._jobs.get(job_id)
+        """A scancel command; names of jobs are unique, but array tasks have the name of their array."""
+        job, array = self._jobs.get(job_id), self._files.array_of(job_id)
         which = job.slurm_id if job is not None else ""
+        if not which and array is not None:
+            which = f"$(squeue -h --me -n {array.name} -o %F | head -1)_{array.job_ids.index(job_id)}"
         command = f"scancel {which or f'--name={self._new(job_id).name}'}"
         login = self._section.ssh_login
         return command if login is None else login.command(command)
@@ -204,10 +211,15 @@ class SlurmService(TrainingService):
         if self._listed is not None:
             row = self._listed.row(job_id)
             if row is None and not self._files.started(job_id).exists():
-                task_id = self._listed.task_id(self._files.array_of(job_id), job_id)
-                if task_id is None:
+                array = self._files.array_of(job_id)
+                task_id = self._listed.task_id(array, job_id)
+                if array is None or task_id is None:
                     return JobPresence.UNKNOWN
-                row = cancelled(job.name, task_id)
+                row = self._listed_in(await self._call(self._slurm.ended_jobs, [task_id])).row(job_id)
+                if row is None:
+                    end = end_of_forgotten_task(task_id, array.name, was_stopped=False)
+                    self._messages[job_id] = end.message
+                    return JobPresence.ENDED
             if row is None or row.has_ended:
                 log = self._files.log_tail(job_id)
                 self._messages[job_id] = log if row is None else end_of(row, log, was_stopped=False).message
@@ -231,6 +243,7 @@ class SlurmService(TrainingService):
     async def close(self) -> None:
         """Stop polling. Jobs continue."""
         await self._submissions.close()
+        await self._resubmissions.cancel()
         await self._tasks.cancel()
         self._slurm.close()
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
@@ -292,9 +305,10 @@ class SlurmService(TrainingService):
 
     async def _resolve_forgotten(self, job: Job, listed: ListedJobs) -> None:
         has_started = self._files.started(job.job_id).exists()
-        task_id = listed.task_id(self._files.array_of(job.job_id), job.job_id) if job.is_task else None
-        if task_id is not None and not has_started:
-            await self._end(job, cancelled(job.name, task_id))
+        array = self._files.array_of(job.job_id) if job.is_array_task else None
+        if array is not None and not has_started and listed.task_id(array, job.job_id) is not None:
+            stopped = job.stop_is_wanted
+            self._report(job, end_of_forgotten_task(job.slurm_id, array.name, was_stopped=stopped))
             return
         if has_started or job.stop_is_wanted or job.settings is None:
             was_created = job.slurm_id or job.settings is None
@@ -303,32 +317,38 @@ class SlurmService(TrainingService):
             return
         # A slurmctld that is killed forgets what it accepted in the last seconds.
         logger.warning("slurmctld has lost job %s before it started; submitting it again", job.slurm_id)
+        job.is_submitting = True
+        self._resubmissions.spawn(self._resubmit(job))
+
+    async def _resubmit(self, job: Job) -> None:
+        lost_id, job.slurm_id, job.is_repeated = job.slurm_id, "", False
         try:
-            await self._submit_alone(job)
+            await self._submissions.submit(job)
         except UserError as error:
             self._report(job, JobEndState(None, str(error), ExitReason.COULD_NOT_START))
+        except RetryableError as error:
+            logger.warning("cannot submit job %s again: %s; retrying", job.job_id, error)
+            job.slurm_id = lost_id  # so that the next poll finds it lost again
+        finally:
+            job.is_submitting = False
 
     async def _send_stops(self) -> None:
         stopping = [job for job in self._jobs.values() if job.stop_is_wanted and job.row is not None]
         pending = [job for job in stopping if job.row is not None and job.row.is_pending]
-        await self._cancel(pending)  # a job that has started meanwhile is signalled after the next poll
         running = [job for job in stopping if job not in pending and not job.was_signalled]
-        signalled = await self._call(self._slurm.terminate, [job.slurm_id for job in running])
-        for job in running:
-            job.was_signalled = job.slurm_id in signalled
+        try:
+            # First, so that none of them starts in the place of another. One that has started is signalled after the next poll.
+            await self._cancel_pending(pending)
+        finally:
+            signalled = await self._call(self._slurm.terminate, [job.slurm_id for job in running])
+            for job in running:
+                job.was_signalled = job.slurm_id in signalled
 
-    async def _cancel(self, pending: list[Job]) -> None:
-        if alone := [job.slurm_id for job in pending if not job.is_task]:
+    async def _cancel_pending(self, pending: Sequence[Job]) -> None:
+        if alone := [job.slurm_id for job in pending if not job.is_array_task]:
             await self._call(partial(self._slurm.cancel, alone, if_pending=True))
-        # With that option, scancel would cancel all pending tasks of an array. One that is held does not start meanwhile.
-        tasks = [job for job in pending if job.is_task]
-        if held := [job.slurm_id for job in tasks if job.is_held]:
-            await self._call(self._slurm.cancel, held)
-        if others := [job for job in tasks if not job.is_held]:
-            held_now = await self._call(self._slurm.hold, [job.slurm_id for job in others])
-            for job in others:
-                job.is_held = job.slurm_id in held_now
-            self._wake.set()
+        if tasks := [job.slurm_id for job in pending if job.is_array_task]:
+            await self._call(self._slurm.cancel_pending_tasks, tasks)
 
     async def _end(self, job: Job, row: JobRow) -> None:
         log = await asyncio.to_thread(self._files.log_tail, job.job_id)

@@ -115,11 +115,6 @@ class JobRow:
         return not self.has_ended and self.preempt_time not in _NOTHING
 
 
-def cancelled(name: str, slurm_id: str) -> JobRow:
-    """A job that was cancelled before it started, and that Slurm has forgotten."""
-    return JobRow(slurm_id, name, "CANCELLED", 0, "", None, "", "")
-
-
 @dataclass(frozen=True, slots=True)
 class JobEndState:
     """How a job ended; see `JobEnded`."""
@@ -198,6 +193,15 @@ def end_of(row: JobRow, log: str, *, was_stopped: bool) -> JobEndState:
     return JobEndState(exit_code, _joined(message, log), reason, is_explained=False)
 
 
+def end_of_forgotten_task(slurm_id: str, name: str, *, was_stopped: bool) -> JobEndState:
+    """How an array task ended that has not started, and that Slurm does not list although it lists its array."""
+    job = f"job {slurm_id} ({name})"
+    if was_stopped:
+        return JobEndState(None, f"Slurm has ended {job} on request", ExitReason.JOB_LOST)
+    why = "is not known to Slurm any more: it was cancelled before it started, or ended without output"
+    return JobEndState(None, f"{job} {why}", ExitReason.JOB_LOST)
+
+
 def _where(row: JobRow) -> str:
     on = f" on {row.nodes}" if row.nodes not in _NOTHING else ""
     return on if row.reason in _PLAIN_REASONS else f"{on} ({row.reason})"
@@ -257,11 +261,6 @@ def _last_lines(printed: str) -> Iterable[str]:
     """What a command printed, without its name and without repetition."""
     lines = (re.sub(r"^\w+: (error: )?", "", line.strip()) for line in printed.splitlines())
     return list(dict.fromkeys(filter(None, lines)))[-3:]
-
-
-def unknown_tasks(printed: str) -> set[str]:
-    """The ids of the tasks of arrays that scontrol could not hold, from what it printed: they have ended."""
-    return set(re.findall(r"^(\d+_\d+): ", printed, re.MULTILINE))
 
 
 def unsignalled(printed: str) -> set[str]:
