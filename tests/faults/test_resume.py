@@ -234,7 +234,9 @@ def test_the_successor_of_a_killed_manager_finds_the_jobs_on_slurm(
         )
         die_at(experiment, tmp_path, SLURM_MOMENTS[moment])
         resume_and_check(experiment, tmp_path, ran)
-        assert len(slurm.states()) == (2 if reuse else 3)
+        assert len(slurm.run("squeue", "-h", "--array", "-t", "all", "-o", "%i").split()) == (
+            2 if reuse else 3
+        )
         wait_until(lambda: not slurm.live(), "no job is left")
         experiment.close()
 

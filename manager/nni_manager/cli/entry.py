@@ -21,3 +21,8 @@ def main() -> None:
         nnictl()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except RuntimeError as error:
+        # Before Python 3.12, an interrupt while an import creates a class is only the cause of the error.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        sys.exit(INTERRUPTED)
