@@ -116,7 +116,7 @@ thorough: .venv/.installed-test ## suites that make test and make e2e run in sho
 	THOROUGH=1 pytest -n 2 --dist loadscope --hypothesis-profile=thorough tests/unit tests/contract \
 	  $$(grep -rl --include='test_*.py' 'from amounts import' tests/integration)
 
-mutants: .venv/.installed-test ## plant small bugs in a copy of the tree and list those that no test detects; MUTANTS=100 SEED=1, ONLY=store for some files, QUICK=1
+mutants: .venv/.installed-test ## plant small bugs in a copy of the tree and list those that no test detects; MUTANTS=100 SEED=1 or MUTANTS=all, ONLY=store for some files, QUICK=1
 	python tests/mutants/mutate.py --mutants $(or $(MUTANTS),100) --seed $(or $(SEED),1) $(if $(ONLY),--only '$(ONLY)') $(if $(QUICK),--quick)
 
 page: .venv/.installed-test ## the web page in Chromium, with ten minutes of updates and 100,000 trials; PAGE_SCREENSHOTS names where to keep screenshots

@@ -4,6 +4,7 @@ unchanged.
 
 import subprocess
 
+import mutant_finder
 import mutate
 import pytest
 
@@ -36,7 +37,7 @@ def mutant(line, text):
     """The mutant that replaces this line with this text."""
     (found,) = (
         each
-        for each in mutate.mutants_of("small.py", CODE)
+        for each in mutant_finder.mutants_of("small.py", CODE)
         if (each.line, each.diff(CODE)[1]) == (line, text)
     )
     return found

@@ -2,17 +2,14 @@
 
 `make mutants` calls it. A mutant is killed if a test fails or hangs. The failed test then runs once on the unchanged code: if it
 fails there too, it does not kill the mutant. A survivor shows behaviour that no test checks. Write a test, simplify the code, or
-explain in explained.txt why the mutant behaves like the original. Not mutated: messages, log lines, annotations, decorators,
-docstrings, assignments in `__init__`, and named numbers of a module. A test of their exact text or value would repeat the code.
+explain in explained.txt why the mutant behaves like the original.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import os
-import random
 import re
 import shutil
 import signal
@@ -22,13 +19,13 @@ import tempfile
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count, islice, permutations
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import psutil
+from mutant_finder import Mutant, sampled
 
 ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.txt")
@@ -81,169 +78,6 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
 # A test, or a run of pytest, that takes longer counts as a hang.
 TEST_TIMEOUT_S = 60
 RUN_TIMEOUT_S = 600
-_PAIRS = ["< <=", "> >=", "== !=", "is is_not", "in not_in", "and or", "+ -", "* /"]
-_NAMES = {
-    "Lt": "<", "LtE": "<=", "Gt": ">", "GtE": ">=", "Eq": "==", "NotEq": "!=", "Is": "is", "IsNot": "is not", "In": "in",
-    "NotIn": "not in", "And": "and", "Or": "or", "Add": "+", "Sub": "-", "Mult": "*", "Div": "/",
-}  # fmt: skip
-SWAPS = {
-    one.replace("_", " "): other.replace("_", " ")
-    for pair in _PAIRS
-    for one, other in permutations(pair.split())
-}
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A changed span of a file: the bytes from `start` to `end` become `text`."""
-
-    path: str
-    line: int
-    start: int
-    end: int
-    text: str
-
-    def apply(self, source: str) -> str:
-        """The whole file with the change."""
-        raw = source.encode()
-        return (raw[: self.start] + self.text.encode() + raw[self.end :]).decode()
-
-    def diff(self, source: str) -> tuple[str, str]:
-        """The changed lines before and after, each joined to one line."""
-        raw = source.encode()
-        first = raw.rfind(b"\n", 0, self.start) + 1
-        last = raw.find(b"\n", self.end)
-        tail = raw[self.end : last if last >= 0 else len(raw)]
-        before = raw[first : self.start] + raw[self.start : self.end] + tail
-        after = raw[first : self.start] + self.text.encode() + tail
-        return " ".join(before.decode().split()), " ".join(after.decode().split())
-
-
-class _Finder:
-    """Finds the mutants of one file."""
-
-    def __init__(self, path: str, source: str) -> None:
-        self.path = path
-        self.raw = source.encode()
-        self._starts = [0, *(match.end() for match in re.finditer(rb"\n", self.raw))]
-        self.found: list[Mutant] = []
-        self._visit(ast.parse(source), in_init=False)
-
-    def _span(self, node: Any) -> tuple[int, int]:
-        return (
-            self._starts[node.lineno - 1] + node.col_offset,
-            self._starts[node.end_lineno - 1] + node.end_col_offset,
-        )
-
-    def _text(self, node: ast.AST) -> str:
-        start, end = self._span(node)
-        return self.raw[start:end].decode()
-
-    def _replace(self, node: Any, text: str) -> None:
-        self.found.append(Mutant(self.path, node.lineno, *self._span(node), text))
-
-    def _swap(self, left: Any, operator: ast.AST, right: Any) -> None:
-        symbol = _NAMES.get(type(operator).__name__)
-        start, end = self._span(left)[1], self._span(right)[0]
-        between = self.raw[start:end].decode()
-        if symbol is not None:
-            text = between.replace(symbol, SWAPS[symbol], 1)
-            self.found.append(Mutant(self.path, left.end_lineno, start, end, text))
-
-    def _negate(self, test: ast.expr) -> None:
-        is_not = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-        self._replace(test, f"({self._text(test.operand)})" if is_not else f"not ({self._text(test)})")
-
-    def _visit(self, node: ast.AST, *, in_init: bool) -> None:
-        if _is_left_out(node):
-            return
-        match node:
-            case ast.If() | ast.While() | ast.IfExp():
-                self._negate(node.test)
-            case ast.comprehension():
-                for test in node.ifs:
-                    self._negate(test)
-            case ast.Compare(ops=[operator], comparators=[right]):
-                self._swap(node.left, operator, right)
-            case ast.BoolOp():
-                self._swap(node.values[0], node.op, node.values[1])
-            case ast.BinOp() if not _has_text(node):
-                self._swap(node.left, node.op, node.right)
-            case ast.Constant(value=bool()):
-                self._replace(node, str(not node.value))
-            case ast.Constant(value=int() | float() as value):
-                # Above 2**53, a float is equal to its successor.
-                self._replace(node, str(value + 1 if value + 1 != value else value * 2))
-            case ast.Return(value=ast.expr() as value) if self._text(value) != "None":
-                self._replace(node, "return None")
-            case ast.Raise() | ast.Continue() | ast.Break() | ast.AugAssign() | ast.Delete():
-                self._replace(node, "pass")
-            case ast.Expr(value=ast.Call() | ast.Await()):
-                self._replace(node, "pass")
-            case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]) if not in_init:
-                self._replace(node, "pass")
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            in_init = node.name == "__init__"
-        for name, value in ast.iter_fields(node):
-            if name not in ("annotation", "returns", "decorator_list"):
-                for child in value if isinstance(value, list) else [value]:
-                    if isinstance(child, ast.AST):
-                        self._visit(child, in_init=in_init)
-
-
-def _is_left_out(node: ast.AST) -> bool:
-    match node:
-        case ast.JoinedStr():
-            return True
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="log")))):
-            return True
-        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-            return True
-        case ast.Assign(targets=[ast.Name(id=name)]):
-            return name.lstrip("_").isupper()
-        # Skip the argument `strict` of zip(): the lists have the same length by construction.
-        case ast.keyword(arg="strict"):
-            return True
-    return False
-
-
-def _has_text(node: ast.BinOp) -> bool:
-    sides = (node.left, node.right)
-    return any(
-        isinstance(side, ast.JoinedStr | ast.List | ast.Tuple)
-        or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
-        for side in sides
-    )
-
-
-def mutants_of(path: str, source: str) -> list[Mutant]:
-    """All mutants of a file, ordered by their positions."""
-    return sorted(_Finder(path, source).found, key=lambda mutant: (mutant.start, mutant.end, mutant.text))
-
-
-def is_valid(mutant: Mutant, source: str) -> bool:
-    """True if the mutant compiles."""
-    try:
-        compile(mutant.apply(source), mutant.path, "exec")
-    except SyntaxError:
-        return False
-    return True
-
-
-def sampled(root: Path, targets: Sequence[str], size: int, seed: int, only: str = "") -> list[Mutant]:
-    """A random sample of the mutants of these folders.
-
-    The same seed and the same code give the same sample. `only`: a text that the path of each sampled file contains.
-    """
-    sources = {
-        str(file.relative_to(root)): file.read_text()
-        for target in targets
-        for file in sorted((root / target).glob("*.py"))
-        if only in str(file.relative_to(root))
-    }
-    every = [mutant for path, source in sources.items() for mutant in mutants_of(path, source)]
-    random.Random(seed).shuffle(every)
-    return list(islice((mutant for mutant in every if is_valid(mutant, sources[mutant.path])), size))
 
 
 def explanations(text: str) -> dict[tuple[str, str, str], str]:
@@ -344,7 +178,14 @@ class Copy:
     def failure(self, tests: Sequence[str], without: Collection[str] = ()) -> str:
         """The first test that fails or hangs, without its parameters; empty if none does. `without`: tests that do not run."""
         options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT_S}"]
-        command = [self.folder / "venv/bin/python", "-m", "pytest", *options, "--tb=no", *tests]
+        command: list[str | Path] = [
+            self.folder / "venv/bin/python",
+            "-m",
+            "pytest",
+            *options,
+            "--tb=no",
+            *tests,
+        ]
         command += [f"--deselect={test}" for test in without]
         if (self.tree / "tests/conftest.py").exists():
             command.append("--hypothesis-profile=quick")
@@ -422,7 +263,7 @@ class Judge:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print each survivor and the score; the exit code is 1 if the score is below the target."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--mutants", type=int, default=100, help="size of the sample")
+    parser.add_argument("--mutants", default="100", help="size of the sample, or `all`")
     parser.add_argument("--seed", type=int, default=1, help="which sample")
     parser.add_argument(
         "--target", type=float, default=95.0, help="the lowest score in percent that is a success"
@@ -431,7 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="only mutants of paths that contain this text")
     parser.add_argument("--quick", action="store_true", help="only the first group of tests of each module")
     options = parser.parse_args(arguments)
-    sample = sampled(ROOT, list(TARGETS), options.mutants, options.seed, options.only)
+    size = None if options.mutants == "all" else int(options.mutants)
+    sample = sampled(ROOT, list(TARGETS), size, options.seed, options.only)
     known, judge, folder = (
         explanations(EXPLAINED.read_text()),
         Judge(ROOT, (lambda path: tests_of(ROOT, path)[:1]) if options.quick else None),

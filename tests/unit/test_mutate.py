@@ -2,6 +2,7 @@
 
 import textwrap
 
+import mutant_finder
 import mutate
 import pytest
 
@@ -10,7 +11,9 @@ def changes(source):
     """The changed line of each valid mutant: (before, after)."""
     source = textwrap.dedent(source)
     return [
-        mutant.diff(source) for mutant in mutate.mutants_of("m.py", source) if mutate.is_valid(mutant, source)
+        mutant.diff(source)
+        for mutant in mutant_finder.mutants_of("m.py", source)
+        if mutant_finder.is_valid(mutant, source)
     ]
 
 
@@ -63,12 +66,12 @@ def test_no_mutants_are_made_of_string_constants_or_decorators_or_types_or_log_l
 
 def test_the_seed_determines_the_sample_of_mutants(tmp_path):
     (tmp_path / "m.py").write_text("".join(f"a{number} = f({number})\n" for number in range(200)))
-    one, again, other = (mutate.sampled(tmp_path, ["."], 10, seed) for seed in (1, 1, 2))
+    one, again, other = (mutant_finder.sampled(tmp_path, ["."], 10, seed) for seed in (1, 1, 2))
     assert one == again
     assert len({mutant.line for mutant in one}) == 10
     assert one != other
-    assert len(mutate.sampled(tmp_path, ["."], 1000, 1)) == 200
-    assert mutate.sampled(tmp_path, ["."], 1000, 1, only="other") == []
+    assert len(mutant_finder.sampled(tmp_path, ["."], 1000, 1)) == 200
+    assert mutant_finder.sampled(tmp_path, ["."], 1000, 1, only="other") == []
 
 
 def test_the_explanation_of_a_surviving_mutant_is_assigned_to_the_mutants_file_and_changed_line():
@@ -84,7 +87,7 @@ def test_the_explanation_of_a_surviving_mutant_is_assigned_to_the_mutants_file_a
 def test_each_explanation_of_a_surviving_mutant_belongs_to_existing_code():
     for path, before, after in mutate.explanations(mutate.EXPLAINED.read_text()):
         source = (mutate.ROOT / path).read_text()
-        assert (before, after) in {mutant.diff(source) for mutant in mutate.mutants_of(path, source)}
+        assert (before, after) in {mutant.diff(source) for mutant in mutant_finder.mutants_of(path, source)}
 
 
 def test_the_quick_tests_of_a_module_start_with_the_test_file_of_the_module():
