@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,32 @@ def sampled(root: Path, targets: Sequence[str], size: int | None, seed: int, onl
     every = [mutant for path, source in sources.items() for mutant in mutants_of(path, source)]
     random.Random(seed).shuffle(every)
     return list(islice((mutant for mutant in every if is_valid(mutant, sources[mutant.path])), size))
+
+
+def lines_around(mutant: Mutant, source: str) -> set[int]:
+    """The lines of the statements that the mutant changes, without the bodies of compound statements."""
+    raw = source.encode()
+    last = mutant.line + raw[mutant.start : mutant.end].count(b"\n")
+    return {
+        line
+        for start, end in _statements(source)
+        if start <= last and end >= mutant.line
+        for line in range(start, end + 1)
+    }
+
+
+@lru_cache
+def _statements(source: str) -> list[tuple[int, int]]:
+    """The first and last line of each statement, without its body."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Match():
+                found.append((node.lineno, node.subject.end_lineno or node.lineno))
+            case ast.match_case():
+                found.append((node.pattern.lineno, max(node.pattern.lineno, node.body[0].lineno - 1)))
+            case ast.stmt() | ast.ExceptHandler():
+                body = getattr(node, "body", None)
+                end = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+                found.append((node.lineno, max(node.lineno, end)))
+    return found

@@ -3,12 +3,16 @@
 `make mutants` calls it. A mutant is killed if a test fails or hangs. The failed test then runs once on the unchanged code: if it
 fails there too, it does not kill the mutant. A survivor shows behaviour that no test checks. Write a test, simplify the code, or
 explain in explained.txt why the mutant behaves like the original.
+
+The first stage runs unit tests in forks of one process (mutant_forks.py), which takes about a second per mutant. The second stage
+starts pytest for each mutant that is left.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -17,15 +21,18 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import lru_cache
-from itertools import count
+from functools import cache, lru_cache
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import mutant_forks
 import psutil
 from mutant_finder import Mutant, sampled
+from mutant_forks import SURVIVED, Request
 
 ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.txt")
@@ -78,6 +85,10 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
 # A test, or a run of pytest, that takes longer counts as a hang.
 TEST_TIMEOUT_S = 60
 RUN_TIMEOUT_S = 600
+# The first stage runs quick tests only, so it detects a hang earlier.
+FORK_TIMEOUT_S = 20
+# Print the time left after so many mutants.
+ESTIMATE_INTERVAL = 25
 
 
 def explanations(text: str) -> dict[tuple[str, str, str], str]:
@@ -97,6 +108,11 @@ def explanations(text: str) -> dict[tuple[str, str, str], str]:
     return known
 
 
+@cache
+def _text_of(file: Path) -> str:
+    return file.read_text()
+
+
 @lru_cache
 def tests_of(root: Path, path: str) -> list[list[str]]:
     """The groups of test files for a module, in the order in which they run. Each slow file has a run of pytest of its own."""
@@ -108,7 +124,8 @@ def tests_of(root: Path, path: str) -> list[list[str]]:
     module = path.removeprefix("manager/").removesuffix(".py").replace("/", ".")
     package, _, name = module.rpartition(".")
     uses = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
-    users = [file for file in (root / "tests").glob("*/test_*.py") if uses.search(file.read_text())]
+    texts = {file: _text_of(file) for file in (root / "tests").glob("*/test_*.py")}
+    users = [file for file, text in texts.items() if name in text and uses.search(text)]
     # Run small files first: they usually test only this module. Run test_cli_* last: these files start nnictl many times.
     users.sort(key=lambda file: (file.name.startswith("test_cli_"), file.stat().st_size))
     units = [file for file in users if file.parent.name == "unit"]
@@ -118,6 +135,13 @@ def tests_of(root: Path, path: str) -> list[list[str]]:
     then = [file for file in dict.fromkeys(map(str, [*units[4:], *whole, *slow])) if file not in first]
     groups = [first, *([file] for file in then)]
     return [[os.path.relpath(file, root) for file in group] for group in groups if group]
+
+
+def unit_tests_of(root: Path, mutants: Sequence[Mutant]) -> list[str]:
+    """The files of unit tests that belong to the modules of these mutants."""
+    paths = sorted({mutant.path for mutant in mutants})
+    files = {file for path in paths for group in tests_of(root, path) for file in group}
+    return sorted(file for file in files if file.startswith("tests/unit/"))
 
 
 class Copy:
@@ -131,6 +155,7 @@ class Copy:
             "PATH": f"{folder}/venv/bin:{os.environ['PATH']}",
         }
         self._environ.pop("PYTHONPATH", None)
+        self._output = folder / "output"
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ended = False
         self._lock = threading.Lock()
@@ -189,33 +214,58 @@ class Copy:
         command += [f"--deselect={test}" for test in without]
         if (self.tree / "tests/conftest.py").exists():
             command.append("--hypothesis-profile=quick")
-        output = self.folder / "output"
-        with self._lock, output.open("w") as file:
-            if self._is_ended:
-                raise KeyboardInterrupt
-            # Use a file instead of a pipe: processes that tests have left would keep a pipe open.
-            self._process = subprocess.Popen(
-                command, cwd=self.tree, env=self._environ, stdout=file, stderr=file, start_new_session=True
-            )
+        # Use a file instead of a pipe: processes that tests have left would keep a pipe open.
+        with self._output.open("w") as file:
+            process = self._start(command, stdout=file, stderr=file)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(RUN_TIMEOUT_S)
+            process.wait(RUN_TIMEOUT_S)
         self._kill()
         if self._is_ended:
             raise KeyboardInterrupt
-        if self._process.returncode in (0, 5):
+        if process.returncode in (0, 5):
             return ""
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output.read_text(), re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", self._output.read_text(), re.MULTILINE)
         return failed[1].partition("[")[0] if failed else "a hang"
+
+    def verdicts(
+        self, mutants: Sequence[Mutant], tests: Sequence[str], workers: int
+    ) -> Iterator[tuple[Mutant, str, str]]:
+        """Judge the mutants with these unit tests in forks: each mutant, its verdict, and the test that kills it.
+
+        Mutants whose process dies have no verdict. `workers`: how many mutants are judged at once.
+        """
+        request = self.folder / "request"
+        request.write_text(
+            Request(str(self.tree), list(tests), list(mutants), workers, FORK_TIMEOUT_S).to_json()
+        )
+        command: list[str | Path] = [self.folder / "venv/bin/python", mutant_forks.__file__, request]
+        with self._output.open("w") as file:
+            process = self._start(command, stdout=subprocess.PIPE, stderr=file)
+        assert process.stdout is not None
+        with process.stdout:
+            # Forks of a test may keep the pipe open, so the end of the pipe is not awaited.
+            for line in islice(process.stdout, len(mutants)):
+                number, verdict, test = json.loads(line)
+                yield mutants[number], verdict, test
+        self._kill()
+
+    def _start(self, command: Sequence[str | Path], **output: Any) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._is_ended:
+                raise KeyboardInterrupt
+            self._process = subprocess.Popen(
+                command, cwd=self.tree, env=self._environ, start_new_session=True, **output
+            )
+        return self._process
 
     def _kill(self) -> None:
         """Kill the tests and the processes that they have left. These processes have the copy's path in their command lines."""
         if self._process is None:
             return
+        self._process.kill()  # It must not fork while the other processes are listed.
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.pid == self._process.pid or any(
-                    str(self.folder) in word for word in process.cmdline()
-                ):
+                if any(str(self.folder) in word for word in process.cmdline()):
                     process.kill()
         self._process.wait()
 
@@ -260,6 +310,93 @@ class Judge:
         return True
 
 
+class Report:
+    """Prints the verdict of each mutant, the time left now and then, and at last the survivors and the score."""
+
+    def __init__(self, root: Path, size: int) -> None:
+        self._root = root
+        self._size = size
+        self._killed = self._explained = 0
+        self._survivors: list[Mutant] = []
+        self._to_judge = self._judged = 0
+        self._since_s = 0.0
+
+    def add(self, mutant: Mutant, killer: str = "", reason: str = "") -> None:
+        """Print the verdict of a mutant: the test that kills it, the reason why none can, or neither."""
+        self._killed += bool(killer)
+        self._explained += bool(reason)
+        if not killer and not reason:
+            self._survivors.append(mutant)
+        done = self._killed + self._explained + len(self._survivors)
+        word = f"killed by {killer}" if killer else f"explained: {reason}" if reason else "SURVIVED"
+        print(f"{done}/{self._size} {mutant.path}:{mutant.line} {word}", flush=True)
+        if not killer and not reason:
+            before, after = mutant.diff((self._root / mutant.path).read_text())
+            print(f"  - {before}\n  + {after}", flush=True)
+
+    def start_stage(self, name: str, to_judge: int) -> None:
+        """Print the number of mutants of a stage."""
+        self._to_judge, self._judged = to_judge, 0
+        print(f"{name}: {to_judge} mutants", flush=True)
+
+    def count(self) -> None:
+        """Count a mutant that the stage has judged, and print the time left now and then."""
+        # The first mutant waits for the collection of the tests.
+        if self._judged == 0:
+            self._since_s = time.monotonic()
+        elif self._judged % ESTIMATE_INTERVAL == 0:
+            left = self._to_judge - self._judged
+            left_s = (time.monotonic() - self._since_s) / self._judged * left
+            print(f"{left} mutants of this stage left: about {left_s / 60:.0f} minutes", flush=True)
+        self._judged += 1
+
+    def end(self, seed: int) -> float:
+        """Print the survivors and the score, and return the score in percent."""
+        for mutant in self._survivors:
+            before, after = mutant.diff((self._root / mutant.path).read_text())
+            print(f"\n{mutant.path}:{mutant.line}\n- {before}\n+ {after}")
+        counted = self._size - self._explained
+        score = 100.0 * self._killed / counted if counted else 100.0
+        print(
+            f"\n{self._size} mutants (seed {seed}): {self._killed} killed, {len(self._survivors)} survived, "
+            f"{self._explained} explained; score {score:.1f} %"
+        )
+        return score
+
+
+def _judge_in_forks(
+    report: Report, copy: Copy, mutants: list[Mutant], *, workers: int, quick: bool
+) -> list[Mutant]:
+    """Judge mutants with unit tests, and return those that are left for the second stage."""
+    report.start_stage("unit tests in forks", len(mutants))
+    judged = set()
+    for mutant, verdict, test in copy.verdicts(mutants, unit_tests_of(ROOT, mutants), workers):
+        report.count()
+        if test or (quick and verdict == SURVIVED):
+            report.add(mutant, test)
+            judged.add(mutant)
+    return [mutant for mutant in mutants if mutant not in judged]
+
+
+def _judge_with_pytest(
+    report: Report, copies: Sequence[Copy], pool: ThreadPoolExecutor, judge: Judge, mutants: list[Mutant]
+) -> None:
+    """Judge mutants with a run of pytest for each."""
+    report.start_stage("pytest for each mutant", len(mutants))
+    free = list(copies)
+
+    def killer(mutant: Mutant) -> tuple[Mutant, str]:
+        copy = free.pop()
+        try:
+            return mutant, judge.killer(copy, mutant)
+        finally:
+            free.append(copy)
+
+    for future in as_completed([pool.submit(killer, mutant) for mutant in mutants]):
+        report.count()
+        report.add(*future.result())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print each survivor and the score; the exit code is 1 if the score is below the target."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -270,63 +407,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--workers", type=int, default=2, help="how many mutants at once")
     parser.add_argument("--only", default="", help="only mutants of paths that contain this text")
-    parser.add_argument("--quick", action="store_true", help="only the first group of tests of each module")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="only unit tests in forks; for mutants that these cannot judge, the first group of tests of the module",
+    )
     options = parser.parse_args(arguments)
     size = None if options.mutants == "all" else int(options.mutants)
     sample = sampled(ROOT, list(TARGETS), size, options.seed, options.only)
-    known, judge, folder = (
-        explanations(EXPLAINED.read_text()),
-        Judge(ROOT, (lambda path: tests_of(ROOT, path)[:1]) if options.quick else None),
-        Path(tempfile.mkdtemp(prefix="mutants-")),
-    )
+    known = explanations(EXPLAINED.read_text())
+    judge = Judge(ROOT, (lambda path: tests_of(ROOT, path)[:1]) if options.quick else None)
+    report = Report(ROOT, len(sample))
+    folder = Path(tempfile.mkdtemp(prefix="mutants-"))
     copies: list[Copy] = []
     pool = ThreadPoolExecutor(options.workers)
-    free: list[Copy] = []
-    killed = explained = done = 0
-    survivors: list[Mutant] = []
-
-    def judged(mutant: Mutant) -> tuple[Mutant, str, str]:
-        source = (ROOT / mutant.path).read_text()
-        if (reason := known.get((mutant.path, *mutant.diff(source)))) is not None:
-            return mutant, "", reason
-        copy = free.pop()
-        try:
-            return mutant, judge.killer(copy, mutant), ""
-        finally:
-            free.append(copy)
-
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Without this handler, SIGINT is ignored if a script starts this program in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         copies += [Copy(ROOT, folder / str(number)) for number in range(options.workers)]
-        free += copies
-        for future in as_completed([pool.submit(judged, mutant) for mutant in sample]):
-            mutant, killer, reason = future.result()
-            done += 1
-            killed += bool(killer)
-            explained += bool(reason)
-            before, after = mutant.diff((ROOT / mutant.path).read_text())
-            word = f"killed by {killer}" if killer else f"explained: {reason}" if reason else "SURVIVED"
-            print(f"{done}/{len(sample)} {mutant.path}:{mutant.line} {word}", flush=True)
-            if not killer and not reason:
-                survivors.append(mutant)
-                print(f"  - {before}\n  + {after}", flush=True)
+        left = []
+        for mutant in sample:
+            if reason := known.get((mutant.path, *mutant.diff((ROOT / mutant.path).read_text()))):
+                report.add(mutant, reason=reason)
+            else:
+                left.append(mutant)
+        left = _judge_in_forks(report, copies[0], left, workers=options.workers, quick=options.quick)
+        _judge_with_pytest(report, copies, pool, judge, left)
     finally:
         for copy in copies:
             copy.end()
         pool.shutdown(cancel_futures=True)
         shutil.rmtree(folder, ignore_errors=True)
-    counted = len(sample) - explained
-    score = 100.0 * killed / counted if counted else 100.0
-    for mutant in survivors:
-        before, after = mutant.diff((ROOT / mutant.path).read_text())
-        print(f"\n{mutant.path}:{mutant.line}\n- {before}\n+ {after}")
-    print(
-        f"\n{len(sample)} mutants (seed {options.seed}): {killed} killed, {len(survivors)} survived, {explained} explained; "
-        f"score {score:.1f} %"
-    )
-    return int(score < options.target)
+    return int(report.end(options.seed) < options.target)
 
 
 if __name__ == "__main__":

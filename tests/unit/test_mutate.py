@@ -1,8 +1,12 @@
-"""The mutation tester: the bugs it inserts, and the tests it selects."""
+"""The mutation tester: the bugs it inserts, the tests it selects, and its judgement of mutants with unit tests in forks."""
 
+import json
+import subprocess
+import sys
 import textwrap
 
 import mutant_finder
+import mutant_forks
 import mutate
 import pytest
 
@@ -108,3 +112,146 @@ def test_every_mutated_folder_and_its_test_files_exist(folder):
     assert list((mutate.ROOT / folder).glob("*.py"))
     for pattern in [*mutate.TARGETS[folder][0], *mutate.TARGETS[folder][1]]:
         assert list((mutate.ROOT / "tests").glob(pattern)), pattern
+
+
+SMALL = """\
+class Box:
+    is_open: bool = False
+
+
+def is_positive(number):
+    return number > 0
+
+
+def count_down(number):
+    while number > 0:
+        number -= 1
+    return number
+
+
+def adder(number):
+    def add(other):
+        return number + other
+
+    return add
+
+
+add_two = adder(2)
+
+
+def after_another(number):
+    return number + 1
+
+
+def end_process(number):
+    return number + 2
+
+
+def unused(number):
+    return number + 3
+"""
+TESTS = """\
+import os
+import small
+
+earlier = []
+
+
+def test_numbers():
+    earlier.append(1)
+    assert small.is_positive(5)
+    assert not small.is_positive(-5)
+    assert small.add_two(3) == 5
+    assert not small.Box.is_open
+
+
+def test_that_counts():
+    assert small.count_down(3) == 0
+
+
+def test_that_needs_an_earlier_test():
+    assert earlier and small.after_another(1)
+
+
+def test_that_fails():
+    assert small.unused(1) == 0
+
+
+def test_that_may_end_its_process():
+    if small.end_process(1) != 3:
+        os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def verdict_of(tmp_path_factory):
+    """Return a function: the verdict on the mutant that changes a line of SMALL to this line."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "small.py").write_text(SMALL)
+    (folder / "test_small.py").write_text(TESTS)
+    # The pytest plugin of schemathesis is disabled, because its import takes seconds.
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis\npythonpath = .\n")
+    mutants = mutant_finder.mutants_of("small.py", SMALL)
+    request = mutant_forks.Request(str(folder), ["test_small.py"], mutants, workers=2, hang_s=1)
+    (folder / "request").write_text(request.to_json())
+    command = [sys.executable, mutant_forks.__file__, "request"]
+    lines = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=True).stdout.splitlines()
+    verdicts = {number: (verdict, test) for number, verdict, test in map(json.loads, lines)}
+    assert len(lines) == len(verdicts) == len(mutants)
+    assert (folder / "small.py").read_text() == SMALL
+
+    def verdict(line, after):
+        (found,) = (
+            verdicts[number]
+            for number, mutant in enumerate(mutants)
+            if (mutant.line, mutant.diff(SMALL)[1]) == (line_of(line), after)
+        )
+        return found
+
+    return verdict
+
+
+def line_of(text):
+    """The number of the only line of SMALL that contains the text."""
+    (found,) = (number for number, line in enumerate(SMALL.splitlines(), 1) if text in line)
+    return found
+
+
+def test_a_mutant_is_killed_in_a_fork_by_the_test_that_fails(verdict_of):
+    assert verdict_of("return number > 0", "return None") == ("killed", "test_small.py::test_numbers")
+
+
+def test_a_mutant_survives_the_forks_if_no_test_fails(verdict_of):
+    assert verdict_of("return number > 0", "return number > 1") == ("survived", "")
+
+
+def test_a_test_that_hangs_in_a_fork_kills_the_mutant(verdict_of):
+    assert verdict_of("number -= 1", "pass") == ("killed", "test_small.py::test_that_counts")
+
+
+def test_a_test_that_ends_its_process_kills_the_mutant(verdict_of):
+    assert verdict_of("number + 2", "return number - 2") == (
+        "killed",
+        "test_small.py::test_that_may_end_its_process",
+    )
+
+
+def test_a_test_that_fails_alone_without_a_mutant_kills_no_mutant_in_a_fork(verdict_of):
+    assert verdict_of("number + 1", "return None") == ("unjudged", "")
+
+
+def test_a_mutant_is_not_judged_in_a_fork_if_no_passing_test_executes_it(verdict_of):
+    assert verdict_of("number + 3", "return None") == ("unjudged", "")
+
+
+def test_a_mutant_of_code_that_runs_at_import_is_not_judged_in_a_fork(verdict_of):
+    assert verdict_of("is_open: bool", "is_open: bool = True") == ("unjudged", "")
+    assert verdict_of("add_two = ", "add_two = adder(3)") == ("unjudged", "")
+
+
+def test_a_mutant_of_a_closure_is_judged_in_a_fork_unless_it_changes_the_variables_of_the_closure(verdict_of):
+    assert verdict_of("return number + other", "return number - other") == (
+        "killed",
+        "test_small.py::test_numbers",
+    )
+    assert verdict_of("return number + other", "return None") == ("unjudged", "")
