@@ -34,7 +34,7 @@ from mutant_code import Replacement, functions_of, replaced_code
 from mutant_finder import Mutant, lines_around
 
 KILLED, SURVIVED, UNJUDGED = "killed", "survived", "unjudged"
-# A test that takes longer runs in the second stage only.
+# A test that needs more processor time runs in the second stage only.
 MAX_TEST_S = 2.0
 # A test that takes longer is interrupted when it is recorded. The limit leaves time for what tests compute once for all, such as
 # the table of characters of hypothesis.
@@ -66,9 +66,9 @@ class Request:
 
 
 class Recorder:
-    """Records which tests execute which lines of the files with mutants, and how long each test takes.
+    """Records which tests execute which lines of the files with mutants, and the processor time of each test.
 
-    Tests that fail or take too long are not recorded.
+    Tests that fail or take too long have no time: they judge no mutant.
     """
 
     def __init__(self, root: str, paths: set[str]) -> None:
@@ -81,7 +81,7 @@ class Recorder:
         """Run one test."""
         self._lines = set()
         item.add_marker(pytest.mark.timeout(RECORDING_TIMEOUT_S, method="signal"), append=False)
-        before = time.monotonic()
+        before = time.process_time()
         threading.settrace(self._trace)
         sys.settrace(self._trace)
         try:
@@ -89,12 +89,10 @@ class Recorder:
         finally:
             sys.settrace(None)
             threading.settrace(None)
-        duration_s = time.monotonic() - before
+        duration_s = time.process_time() - before
         if passed and duration_s <= MAX_TEST_S:
             self.durations[item.nodeid] = duration_s
-            self.lines.append(
-                (item.nodeid, [(self._files[file], line) for file, line in sorted(self._lines)])
-            )
+        self.lines.append((item.nodeid, [(self._files[file], line) for file, line in sorted(self._lines)]))
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code.co_filename in self._files:
@@ -169,13 +167,16 @@ class Forks:
     def _verdict(self, mutant: Mutant) -> tuple[str, str]:
         source = Path(self._request.root, mutant.path).read_text()
         replaced = replaced_code(mutant, source, self._request.root, self._functions[mutant.path])
-        tests = self._tests_of(mutant, source)
+        executing = {test for line in lines_around(mutant, source) for test in self._tests[mutant.path, line]}
+        tests = self._usable(executing, Path(mutant.path).stem)
+        # A test that is left out may kill a mutant that survives.
+        is_complete = len(tests) == len(executing)
         if not replaced or not tests:
             return UNJUDGED, ""
         while tests:
             failed = self._failure(tests, replaced)
             if not failed:
-                return SURVIVED, ""
+                return (SURVIVED if is_complete else UNJUDGED), ""
             if self._passes_without_mutant(failed):
                 return KILLED, failed
             tests = tests[tests.index(failed) + 1 :]
@@ -186,11 +187,10 @@ class Forks:
             (self._left_out if self._failure([test], []) else self._passing).add(test)
         return test in self._passing
 
-    def _tests_of(self, mutant: Mutant, source: str) -> list[str]:
-        """The tests that execute the changed lines: first those with the module's name in their names, then quick ones."""
-        tests = {test for line in lines_around(mutant, source) for test in self._tests[mutant.path, line]}
-        name = Path(mutant.path).stem
-        return sorted(tests - self._left_out, key=lambda test: (name not in test, self._durations[test]))
+    def _usable(self, tests: set[str], module: str) -> list[str]:
+        """The tests that are quick and pass: first those with the module's name in their names, then the quickest ones."""
+        usable = tests & self._durations.keys() - self._left_out
+        return sorted(usable, key=lambda test: (module not in test, self._durations[test]))
 
     def _failure(self, tests: Sequence[str], replaced: Sequence[Replacement]) -> str:
         """The first test that fails, hangs or ends its process while this code is replaced; empty if none does."""

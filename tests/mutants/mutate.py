@@ -347,7 +347,7 @@ class Report:
         elif self._judged % ESTIMATE_INTERVAL == 0:
             left = self._to_judge - self._judged
             left_s = (time.monotonic() - self._since_s) / self._judged * left
-            print(f"{left} mutants of this stage left: about {left_s / 60:.0f} minutes", flush=True)
+            print(f"{left} mutants of this stage left: about {left_s / 60:.1f} minutes", flush=True)
         self._judged += 1
 
     def end(self, seed: int) -> float:

@@ -149,6 +149,10 @@ def end_process(number):
 
 def unused(number):
     return number + 3
+
+
+def also_used_by_a_failing_test(number):
+    return number + 4
 """
 TESTS = """\
 import os
@@ -159,6 +163,7 @@ earlier = []
 
 def test_numbers():
     earlier.append(1)
+    small.also_used_by_a_failing_test(1)
     assert small.is_positive(5)
     assert not small.is_positive(-5)
     assert small.add_two(3) == 5
@@ -174,6 +179,7 @@ def test_that_needs_an_earlier_test():
 
 
 def test_that_fails():
+    assert small.also_used_by_a_failing_test(1)
     assert small.unused(1) == 0
 
 
@@ -242,6 +248,10 @@ def test_a_test_that_fails_alone_without_a_mutant_kills_no_mutant_in_a_fork(verd
 
 def test_a_mutant_is_not_judged_in_a_fork_if_no_passing_test_executes_it(verdict_of):
     assert verdict_of("number + 3", "return None") == ("unjudged", "")
+
+
+def test_a_survivor_of_the_forks_counts_as_unjudged_if_a_failing_test_executes_it(verdict_of):
+    assert verdict_of("number + 4", "return None") == ("unjudged", "")
 
 
 def test_a_mutant_of_code_that_runs_at_import_is_not_judged_in_a_fork(verdict_of):
