@@ -48,10 +48,11 @@ def test_the_row_of_an_array_without_pending_tasks_is_no_job_but_shows_that_the_
 
 def test_a_later_manager_reads_the_arrays_and_the_output_of_their_tasks(tmp_path):
     first = JobFiles(tmp_path)
-    first.add_array(ARRAY)
+    first.write_array(ARRAY)
     later = JobFiles(tmp_path)
     assert later.array_of("b") is None
-    later.read_arrays()
+    for array in later.read_arrays():
+        later.note(array)
     assert later.array_of("b") == ARRAY == later.arrays[ARRAY.name]
     assert later.log_tail("b") == ""
     (tmp_path / "nni-EXPT-array-1-1.log").write_text("of the task\n")

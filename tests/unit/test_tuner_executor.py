@@ -6,7 +6,7 @@ import time
 
 import pytest
 from deadlines import DEADLINE_S
-from real_experiment import RealExperiment
+from real_experiment import RealExperiment, wait_until
 
 from nni_manager.domain.events import (
     AskAssessor,
@@ -446,6 +446,5 @@ def test_close_ends_tuner_and_assessor_without_waiting_for_a_call_and_makes_no_q
 
     before = threading.active_count()
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
-    while threading.active_count() > before:
-        time.sleep(0.001)
+    wait_until(lambda: threading.active_count() <= before, "the threads of both have ended")
     assert len(tuner.on_main_thread) == 1

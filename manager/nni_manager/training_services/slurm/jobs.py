@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from nni_manager.training_services.slurm.render import task_log
 from nni_manager.training_services.slurm.states import JobRow
 from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.settings import KeeperSettings
@@ -120,30 +121,31 @@ class JobFiles:
         """By name."""
         self._array_of: dict[str, JobArray] = {}
 
-    def read_arrays(self) -> None:
-        """Read the job arrays of earlier managers."""
-        for path in sorted(self.folder.glob("*.tasks"), key=lambda path: path.stat().st_mtime_ns):
-            self._note(JobArray(path.stem, tuple(path.read_text().split())))
+    def read_arrays(self) -> list[JobArray]:
+        """The job arrays of earlier managers, by age."""
+        paths = sorted(self.folder.glob("*.tasks"), key=lambda path: path.stat().st_mtime_ns)
+        return [JobArray(path.stem, tuple(path.read_text().split())) for path in paths]
 
-    def add_array(self, array: JobArray) -> None:
-        """Write an array that will be submitted.
+    def write_array(self, array: JobArray) -> None:
+        """Write the list of an array that will be submitted.
 
         Raises:
-            OSError: its file cannot be written.
+            OSError: the list cannot be written.
         """
         content = "".join(f"{job_id}\n" for job_id in array.job_ids).encode()
         replace_file(self.folder / f"{array.name}.tasks", content, is_durable=True)
-        self._note(array)
 
-    def remove_array(self, array: JobArray) -> None:
-        """Remove an array that Slurm has refused."""
-        del self.arrays[array.name]
-        self._array_of = {job_id: each for job_id, each in self._array_of.items() if each is not array}
-        (self.folder / f"{array.name}.tasks").unlink(missing_ok=True)
+    # Files are read and written by several threads, but only the event loop changes the dicts.
 
-    def _note(self, array: JobArray) -> None:
+    def note(self, array: JobArray) -> None:
+        """Record an array whose list exists."""
         self.arrays[array.name] = array
         self._array_of.update(dict.fromkeys(array.job_ids, array))
+
+    def forget(self, array: JobArray) -> None:
+        """Forget an array that Slurm has refused. Its list stays, and names jobs of no array."""
+        del self.arrays[array.name]
+        self._array_of = {job_id: each for job_id, each in self._array_of.items() if each is not array}
 
     def array_of(self, job_id: str) -> JobArray | None:
         """The newest array that contains the job, even if the job was submitted again alone; None if there is none."""
@@ -161,7 +163,7 @@ class JobFiles:
         """The last lines of the output; empty without any."""
         log, array = self.log(job_id), self.array_of(job_id)
         if array is not None and not log.exists():
-            log = self.folder / f"{array.name}-{array.job_ids.index(job_id)}.log"
+            log = Path(task_log(str(self.folder / array.name), array.job_ids.index(job_id)))
         with contextlib.suppress(OSError), log.open("rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES, 0))
             return file.read(_LOG_TAIL_BYTES).decode(errors="replace").strip()

@@ -103,18 +103,23 @@ def sbatch_options(section: SlurmSection) -> list[str]:
     return [*given, *section.extra_args]
 
 
+def task_log(log: str, task: int | str) -> str:
+    """The file of the output of an array task. `log`: see `sbatch_command`. `task`: its number, or `%a` for Slurm."""
+    return f"{log}-{task}.log"
+
+
 def sbatch_command(section: SlurmSection, name: str, folder: str, log: str, tasks: int = 0) -> list[str]:
     """The call of sbatch, which reads the batch script from stdin and prints the id of the job.
 
     `folder`: where the script starts. `log`: the file that receives its output. `tasks`: the number of jobs in a job array, 0 for
-    a job alone; the output of task N is in `<log>-N.log`.
+    a job alone; the output of its tasks is in `task_log`.
     """
     output = log.replace("%", "%%")
     return [
         *("sbatch", "--parsable", f"--job-name={name}", f"--chdir={folder}", "--export=ALL"),
         *([f"--array=0-{tasks - 1}"] if tasks else []),
         # A second start of the job must not truncate the output of the first.
-        *(f"--output={f'{output}-%a.log' if tasks else output}", "--open-mode=append"),
+        *(f"--output={task_log(output, '%a') if tasks else output}", "--open-mode=append"),
         # A requeued job would run its trial twice; the manager submits a preempted trial again.
         *("--no-requeue", f"--signal=B:TERM@{notice_s(section.time_limit)}"),
         *sbatch_options(section),

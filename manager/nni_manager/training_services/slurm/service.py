@@ -150,13 +150,14 @@ class SlurmService(TrainingService):
         task = render.task_snippet(environs)
         script = render.batch_script(str(self._workspace.run_sh), str(folder), self._container, task)
         try:
-            await self._call(self._files.add_array, array)
+            await self._call(self._files.write_array, array)
         except OSError as error:
             raise RetryableError(f"cannot write to {folder}: {error.strerror}; fix the disk") from error
+        self._files.note(array)
         try:
             array_id = await self._call(self._slurm.submit, command, script, render.array_environ(environs))
         except (UserError, QuotaExceeded):  # sbatch has answered, so the array does not exist
-            await self._call(self._files.remove_array, array)
+            self._files.forget(array)
             raise
         for number, job in enumerate(jobs):
             job.name, job.slurm_id, job.missing_polls = name, f"{array_id}_{number}", 0
@@ -200,7 +201,8 @@ class SlurmService(TrainingService):
         Slurm forgets ended jobs. A forgotten job that has not started is unknown: it can be submitted again.
         """
         if not self._has_read_arrays:
-            await self._call(self._files.read_arrays)
+            for each in await self._call(self._files.read_arrays):
+                self._files.note(each)
             self._has_read_arrays = True
         if self._listed is None and not self._problem:
             try:
