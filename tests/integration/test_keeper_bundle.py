@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from deadlines import DEADLINE_S
@@ -14,6 +15,7 @@ from keeper_bundles import FROZEN, MACHINE, make_bundle
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.engine.shared_files import SharedFiles
 from nni_manager.support.keeper_bundle import BundleUnusable, bundle_for
+from nni_manager.training_services import keeper_unpacker
 from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.platform import platform_of
 from trial_keeper import __version__
@@ -80,11 +82,39 @@ def test_the_bundled_keeper_runs_with_the_python_but_without_the_packages_of_the
     assert (done.stdout, done.stderr, done.returncode) == (f"{OF_THIS_PYTHON} 1 1 doctor\n", "", 0)
 
 
-@pytest.mark.parametrize("probe", ["exit 1", "echo cp39", "echo pp311", "echo cp313t"])
-def test_an_image_without_a_suitable_python_runs_the_frozen_keeper(container, probe):
-    container.add("python3", probe)
+def test_an_image_whose_python_does_not_run_uses_the_frozen_keeper(container):
+    container.add("python3", "exit 1")
     container.write()
     assert container.run().stdout == f"{FROZEN} frozen\n"
+
+
+def test_an_image_for_whose_python_the_bundle_has_no_archive_uses_the_frozen_keeper(container, tmp_path):
+    container.bundle = make_bundle(tmp_path / "older", ("cp39-" + MACHINE, FROZEN))
+    container.link("python3", sys.executable)
+    container.write()
+    assert container.run().stdout == f"{FROZEN} frozen\n"
+
+
+def test_the_program_python_is_used_if_the_image_has_no_suitable_python3(container):
+    container.add("python3", "exit 1")
+    container.link("python", sys.executable)
+    container.write()
+    assert container.run().stdout == f"{OF_THIS_PYTHON} 1 1\n"
+
+
+@pytest.mark.parametrize(
+    ("implementation", "version", "flags", "name"),
+    [
+        ("cpython", (3, 9), "", "cp39"),
+        ("cpython", (3, 13), "t", "cp313t"),
+        ("pypy", (3, 11), "", "pp311"),
+    ],
+)
+def test_the_archive_of_a_python_is_named_like_its_wheels(monkeypatch, implementation, version, flags, name):
+    monkeypatch.setattr(sys, "implementation", SimpleNamespace(name=implementation))
+    monkeypatch.setattr(sys, "version_info", version)
+    monkeypatch.setattr(sys, "abiflags", flags)
+    assert keeper_unpacker.archive_name() == f"{name}-{MACHINE}"
 
 
 def test_a_keeper_of_this_version_in_the_image_is_preferred_to_the_bundle(container):

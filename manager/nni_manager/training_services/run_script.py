@@ -1,6 +1,7 @@
 """The common part of run.sh: enters the workspace and finds the container's keeper."""
 
 import shlex
+from pathlib import Path
 
 from nni_manager.support.keeper_bundle import DIGEST_CHARACTERS, KeeperBundle
 from trial_keeper import __version__
@@ -10,11 +11,8 @@ _MAJOR_MINOR = ".".join(__version__.split(".")[:2])
 # The path in images/keeper/Dockerfile.
 _IN_IMAGES = "/opt/trial-keeper"
 KEEPER_IN_IMAGES = f"{_IN_IMAGES}/bin/trial-keeper"
-# Of a CPython with glibc and the library that grpcio's wheels need: its version as in the names of wheels.
-_PROBE = (
-    'import ctypes, os, sys; os.confstr("CS_GNU_LIBC_VERSION"); ctypes.CDLL("libstdc++.so.6"); '
-    'print("%s%d%d%s" % (sys.implementation.name[:1] + "p", *sys.version_info[:2], sys.abiflags))'
-)
+_DAMAGED, _NO_ROOM = int(KeeperExit.WORKSPACE), int(KeeperExit.MISSING)
+_UNPACKER = Path(__file__).with_name("keeper_unpacker.py")
 
 
 def keeper_lookup_snippet(python: str | None = None, bundle: KeeperBundle | None = None) -> str:
@@ -47,6 +45,7 @@ fi""")
 
 def _functions(bundle: KeeperBundle) -> str:
     """The functions of bash that look for an own keeper whose version agrees, and for one in the bundle."""
+    calls = f"unpack({dict(bundle.digests)}, {DIGEST_CHARACTERS}, sys.argv[1:], {_DAMAGED}, {_NO_ROOM})"
     return f"""\
 has_own_keeper() {{
   if [ -x {KEEPER_IN_IMAGES} ]; then
@@ -55,37 +54,42 @@ has_own_keeper() {{
     [[ $(trial-keeper --version 2> /dev/null) = "trial-keeper {_MAJOR_MINOR}."* ]]
   fi
 }}
-{choice_snippet(bundle)}
-# Unpacks archive $1, with the command in the other arguments, into a new folder where programs may run: `folder`.
-unpack() {{
+{_digests(bundle)}
+# The keeper is unpacked into a new folder of the first of these where programs may run.
+parents=("${{TMPDIR:-/tmp}}" /dev/shm "$PWD/keeper/unpacked")
+# Exits because of archive $2.
+refuse() {{
+  case $1 in
+    {_DAMAGED}) echo "trial-keeper: $PWD/$2 is missing or damaged; run nnictl resume to write it again" ;;
+    *) echo "trial-keeper: cannot unpack $2: none of ${{parents[0]}}, ${{parents[1]}} and ${{parents[2]}} is writable, allows" \\
+      "programs and has 70 MB free; mount an emptyDir at /tmp" ;;
+  esac >&2
+  exit "$1"
+}}
+unpack_frozen() {{
   local digest archive parent
   digest=$(digest_of "$1")
   archive=keeper/$1-${{digest:0:{DIGEST_CHARACTERS}}}.tar.gz
-  shift
-  if [ "$(sha256sum "$archive" 2> /dev/null | cut -d ' ' -f 1)" != "$digest" ]; then
-    echo "trial-keeper: $PWD/$archive is missing or damaged; run nnictl resume to write it again" >&2
-    exit {int(KeeperExit.WORKSPACE)}
-  fi
-  for parent in "${{TMPDIR:-/tmp}}" /dev/shm "$PWD/keeper/unpacked"; do
+  [ "$(sha256sum "$archive" 2> /dev/null | cut -d ' ' -f 1)" = "$digest" ] || refuse {_DAMAGED} "$archive"
+  for parent in "${{parents[@]}}"; do
     folder=$(mktemp -d "$parent/trial-keeper.XXXXXXXX" 2> /dev/null) || continue
-    "$@" "$archive" "$folder" > /dev/null 2>&1 && [ -x "$folder/trial-keeper" ] && return
+    tar -xzf "$archive" -C "$folder" > /dev/null 2>&1 && [ -x "$folder/trial-keeper" ] && return
     rm -rf "$folder"
   done
-  echo "trial-keeper: cannot unpack $archive: none of ${{TMPDIR:-/tmp}}, /dev/shm and $PWD/keeper/unpacked is writable, allows" \\
-    "programs and has 70 MB free; mount an emptyDir at /tmp" >&2
-  exit {int(KeeperExit.MISSING)}
+  refuse {_NO_ROOM} "$archive"
 }}
-untar() {{
-  tar -xzf "$1" -C "$2"
-}}
+unpacker={_unpacker()}
 find_in_bundle() {{
-  local name python
-  if choose_archive && [ -n "$python" ]; then
-    unpack "$name" "$python" -I -S -m tarfile -e
-    keeper=("$python" -I -S "$folder")
-    return
-  elif choose_archive; then
-    unpack "$name" untar
+  local name=frozen-$(uname -m) python folder
+  for python in python3 python; do
+    folder=$("$python" -I -S -c "$unpacker"{shlex.quote(calls)} "${{parents[@]}}" 2> /dev/null)
+    case $? in
+      0) keeper=("$python" -I -S "$folder"); return ;;
+      {_DAMAGED} | {_NO_ROOM}) refuse $? "$folder" ;;
+    esac
+  done
+  if [ -n "$(digest_of "$name")" ] && type tar gzip > /dev/null 2>&1; then
+    unpack_frozen "$name"
     keeper=("$folder/trial-keeper")
     "${{keeper[@]}}" --version > /dev/null 2>&1 && return
     rm -rf "$folder"
@@ -101,18 +105,27 @@ def choice_snippet(bundle: KeeperBundle) -> str:
     The latter sets `name` to the archive that fits, and `python` to the interpreter that runs it, empty for a frozen keeper.
     It fails if no archive fits.
     """
+    return f"""\
+{_digests(bundle)}
+unpacker={_unpacker()}
+choose_archive() {{
+  for python in python3 python; do
+    name=$("$python" -I -S -c "$unpacker"'print(archive_name())' 2> /dev/null) && [ -n "$(digest_of "$name")" ] && return
+  done
+  python='' name=frozen-$(uname -m)
+  [ -n "$(digest_of "$name")" ] && type tar gzip > /dev/null 2>&1
+}}"""
+
+
+def _digests(bundle: KeeperBundle) -> str:
     digests = "\n".join(f"    {name}) echo {digest} ;;" for name, digest in sorted(bundle.digests.items()))
     return f"""\
 digest_of() {{
   case $1 in
 {digests}
   esac
-}}
-choose_archive() {{
-  for python in python3 python; do
-    name=$("$python" -I -S -c '{_PROBE}' 2> /dev/null)-$(uname -m)
-    [ -z "$(digest_of "$name")" ] || return 0
-  done
-  python='' name=frozen-$(uname -m)
-  [ -n "$(digest_of "$name")" ] && type tar gzip > /dev/null 2>&1
 }}"""
+
+
+def _unpacker() -> str:
+    return shlex.quote(_UNPACKER.read_text())

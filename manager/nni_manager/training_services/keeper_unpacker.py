@@ -1,0 +1,78 @@
+"""Unpacks the archive of the keeper's bundle that fits the Python that runs this code.
+
+run.sh contains this file and runs it in containers, so it imports only the standard library. A Python that is too old to compile
+it exits with 1, as one for which the bundle has no archive. One process checks and unpacks: on a busy node, each further process
+delays the job by tens of milliseconds.
+"""
+
+import ctypes
+import hashlib
+import io
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import zlib
+
+_GZIP = 31
+"""The argument `wbits` for data in gzip's format. Source: the documentation of zlib.decompress."""
+
+
+def archive_name() -> str:
+    """The name of the archive for this Python, by its tag in the names of wheels, and this machine.
+
+    Raises:
+        OSError, ValueError: the C library is not glibc, or a library is missing that grpcio's wheels need.
+    """
+    os.confstr("CS_GNU_LIBC_VERSION")
+    ctypes.CDLL("libstdc++.so.6")
+    major, minor = sys.version_info[:2]
+    return f"{sys.implementation.name[:1]}p{major}{minor}{sys.abiflags}-{os.uname().machine}"
+
+
+def unpack(
+    digests: dict[str, str], digest_characters: int, parents: list[str], damaged: int, no_room: int
+) -> None:
+    """Unpack the archive, and print the folder with the keeper. The working directory is the workspace.
+
+    `digests`: the SHA-256 of each archive, by its name. The archive's file name contains `digest_characters` of it.
+    The new folder is in the first of `parents` that is writable, has room and allows programs.
+    Exits with 1 if no archive fits. If the archive is damaged or no folder can be used, it prints the archive's path and exits
+    with `damaged` or `no_room`.
+    """
+    name = archive_name()
+    if name not in digests:
+        sys.exit(1)
+    path = f"keeper/{name}-{digests[name][:digest_characters]}.tar.gz"
+    try:
+        with open(path, "rb") as file:
+            packed = file.read()
+    except OSError:
+        packed = b""
+    if hashlib.sha256(packed).hexdigest() != digests[name]:
+        print(path)
+        sys.exit(damaged)
+    # Decompressed in one call: tarfile would read it in small pieces, which takes longer.
+    content = zlib.decompress(packed, _GZIP)
+    for parent in parents:
+        try:
+            folder = tempfile.mkdtemp(prefix="trial-keeper.", dir=parent)
+        except OSError:
+            continue
+        if _extract(content, folder):
+            print(folder)
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+    print(path)
+    sys.exit(no_room)
+
+
+def _extract(content: bytes, folder: str) -> bool:
+    """Returns whether all was written and programs may run there."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            archive.extractall(folder)  # noqa: S202 - its digest is one that the manager wrote into run.sh
+    except OSError:
+        return False
+    return os.access(f"{folder}/trial-keeper", os.X_OK)
