@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.peer, pytest.mark.smoke, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
 
 NO_RAY = "Ray Tune is not installed: make peers"
 
