@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,10 @@ from trial_keeper.wire.workspace import Workspace
 
 pytestmark = pytest.mark.any_machine
 OF_THIS_PYTHON = f"cp{sys.version_info[0]}{sys.version_info[1]}-{MACHINE}"
+CAN_MOUNT = (
+    shutil.which("unshare") is not None
+    and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+)
 TOOLS = ("cut", "gzip", "mktemp", "rm", "sha256sum", "tar", "uname")
 
 
@@ -59,10 +64,10 @@ class Container:
         document = ManagerDocument("EXPT", __version__, ("127.0.0.1:1",))
         files.write_experiment(document, render.render_run_script(bundle), None, bundle)
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess:
-        """Run run.sh in the same way as the first process of a container."""
+    def run(self, *arguments: str, first: Iterable[str] = ("/bin/bash",)) -> subprocess.CompletedProcess:
+        """Run run.sh in the same way as the first process of a container. `first` is the command that executes it."""
         return subprocess.run(
-            ["/bin/bash", str(self.workspace.run_sh), *arguments],
+            [*first, str(self.workspace.run_sh), *arguments],
             env={"PATH": str(self.programs), "TMPDIR": str(self.tmp)},
             capture_output=True,
             text=True,
@@ -171,11 +176,18 @@ def test_run_sh_removes_a_frozen_keeper_that_this_libc_cannot_run_and_exits_with
     assert list(container.tmp.iterdir()) == []
 
 
+@pytest.fixture(params=[OF_THIS_PYTHON, FROZEN])
+def archive(request, container):
+    """The name of the archive that the image needs."""
+    if request.param == OF_THIS_PYTHON:
+        container.link("python3", sys.executable)
+    return request.param
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes() + b"x")])
-def test_run_sh_does_not_run_a_damaged_archive_and_recommends_a_resume(container, damage):
-    container.link("python3", sys.executable)
+def test_run_sh_does_not_run_a_damaged_archive_and_recommends_a_resume(container, archive, damage):
     container.write()
-    name = container.bundle.stored_name(OF_THIS_PYTHON)
+    name = container.bundle.stored_name(archive)
     damage(container.workspace.keeper / name)
     done = container.run()
     assert done.returncode == 101
@@ -184,19 +196,33 @@ def test_run_sh_does_not_run_a_damaged_archive_and_recommends_a_resume(container
     assert container.run().returncode == 0
 
 
-def test_without_a_writable_temporary_folder_the_keeper_is_unpacked_on_the_shared_storage(container):
-    container.link("python3", sys.executable)
+def test_without_a_writable_temporary_folder_the_keeper_is_unpacked_on_the_shared_storage(container, archive):
     container.write()
     shutil.rmtree(container.tmp)
     script = container.workspace.run_sh
     script.write_text(script.read_text().replace("/dev/shm", "/dev/null"))
-    assert container.run().stdout == f"{OF_THIS_PYTHON} 1 1\n"
+    assert container.run().stdout.startswith(archive)
     (unpacked,) = container.workspace.unpacked_keepers.iterdir()
     assert unpacked.stat().st_mode & 0o777 == 0o700
 
 
-def test_without_a_writable_folder_for_the_keeper_the_error_names_all_folders_that_were_tried(container):
-    container.link("python3", sys.executable)
+@pytest.mark.skipif(not CAN_MOUNT, reason="needs root, for a file system of the test's own")
+@pytest.mark.parametrize("option", ["noexec", "size=4k"])
+def test_the_keeper_is_not_unpacked_where_programs_may_not_run_or_where_the_storage_is_full(
+    container, archive, option
+):
+    container.write()
+    script = container.workspace.run_sh
+    script.write_text(script.read_text().replace("/dev/shm", "/dev/null"))
+    mount = f'{shutil.which("mount")} -t tmpfs -o {option} none {container.tmp} && exec /bin/bash "$0"'
+    done = container.run(first=(shutil.which("unshare"), "--mount", "/bin/bash", "-c", mount))
+    assert done.stdout.startswith(archive), done.stderr
+    assert len(list(container.workspace.unpacked_keepers.iterdir())) == 1
+
+
+def test_without_a_writable_folder_for_the_keeper_the_error_names_all_folders_that_were_tried(
+    container, archive
+):
     container.write()
     script = container.workspace.run_sh
     script.write_text(script.read_text().replace("/dev/shm", "/dev/null"))
