@@ -13,6 +13,7 @@ from deadlines import DEADLINE_S
 from real_experiment import until
 from slurm_here import a_slurm_here
 
+from nni_manager.errors import RetryableError
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.slurm import service as slurm_service
 from nni_manager.training_services.slurm.section import SlurmSection
@@ -301,6 +302,31 @@ async def test_the_pending_tasks_of_a_lost_array_are_submitted_again(place, tmp_
     place.slurm.start_controller("-c")
     await until(lambda: len(place.ends) == 6, "all have ended", DEADLINE_S)
     assert {end.exit_code for end in place.ends} == {0}
+    await service.close()
+
+
+async def test_a_refusal_of_squeue_does_not_count_as_a_refusal_of_an_unanswered_submission(
+    place, tmp_path, monkeypatch
+):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:{Path('/usr/bin')}:/bin")
+    write(place, "exit 0")
+
+    def replace(name, script):
+        (programs / name).write_text(f"#!/bin/bash\n{script}\n")
+        (programs / name).chmod(0o755)
+
+    service = place.service()
+    replace("sbatch", '/usr/bin/sbatch "$@" > /dev/null')
+    replace("squeue", 'echo "slurm_load_jobs error: Access/permission denied" >&2; exit 1')
+    for remedy in ("look for a wrapper of sbatch", "Access/permission denied"):
+        with pytest.raises(RetryableError, match=remedy):
+            await service.submit(place.settings("trial1"))
+    (programs / "squeue").unlink()
+    await service.submit(place.settings("trial1"))
+    await until(lambda: place.ends, "the job has ended", DEADLINE_S)
+    assert len(place.slurm.states()) == 1
     await service.close()
 
 

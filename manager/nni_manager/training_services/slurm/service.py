@@ -119,7 +119,10 @@ class SlurmService(TrainingService):
     async def _submit(self, jobs: Sequence[Job]) -> None:
         if any(job.is_repeated for job in jobs):
             # An earlier call that sbatch did not answer may have created them.
-            listed = await self._list()
+            try:
+                listed = await self._list()
+            except UserError as error:  # of squeue: sbatch has refused nothing
+                raise RetryableError(str(error)) from error
             for job in jobs:
                 row = listed.row(job.job_id)
                 job.slurm_id = "" if row is None else row.slurm_id
