@@ -60,10 +60,13 @@ def bundled_start() -> list[Row]:
                 settings = site.settings(trial_id=trial_id, job_id=trial_id)
                 environ = {"PATH": str(Path(folder) / name), "TMPDIR": folder, **settings.to_environ()}
                 begin = time.perf_counter()
-                subprocess.run(
-                    ["bash", str(site.workspace.run_sh)], env=environ, check=True, timeout=DEADLINE_S
+                command = ("bash", str(site.workspace.run_sh))
+                done = subprocess.run(
+                    command, env=environ, capture_output=True, text=True, timeout=DEADLINE_S
                 )
                 took_ms[name].append((time.perf_counter() - begin) * 1e3)
+                if done.returncode != 0:
+                    raise RuntimeError(f"{command} has ended with {done.returncode}: {done.stderr}")
         site.close()
     took = {name: median(times) for name, times in took_ms.items()}
     size_mb = sum(os.stat(bundle.archive(name)).st_size for name in bundle.digests) / 1e6
