@@ -140,7 +140,8 @@ def test_the_tuner_study_records_a_trial_as_pruned_if_a_pruner_stops_it(
         assert outcomes == expected
 
 
-# The first attempt saves a checkpoint after its second step, reports that the keeper has signed it, and is killed.
+# The first attempt saves a checkpoint after its second step, reports that the keeper has signed it, and is killed. The second one
+# reports its final result when the test has seen its intermediate results: an ended trial is not assessed.
 CONTINUED = """
 import os, pathlib, signal, time, nni_sdk
 nni_sdk.get_next_parameter()
@@ -154,6 +155,8 @@ for step in range(first, 4):
             time.sleep(0.01)
         pathlib.Path("saved").touch()
         signal.pause()
+while not pathlib.Path("assessed").exists():
+    time.sleep(0.01)
 nni_sdk.report_final_result(first)
 """
 RECORDING = """
@@ -173,6 +176,7 @@ def test_the_assessor_receives_the_results_of_a_killed_attempt_before_those_of_i
     a_real_experiment, tmp_path
 ):
     path = tmp_path / "histories"
+    path.touch()
     own = {
         "codeDir": ".",
         "classFileName": "own.py",
@@ -191,6 +195,9 @@ def test_the_assessor_receives_the_results_of_a_killed_attempt_before_those_of_i
     wait_until(Path(experiment.code, "saved").exists, "the first attempt has a checkpoint")
     (keeper,) = experiment.keeper_pids()
     os.kill(keeper, signal.SIGKILL)
+    wait_until(
+        lambda: path.read_text().endswith("\n[0, 1, 2, 3]\n"), "the assessor has all intermediate results"
+    )
+    Path(experiment.code, "assessed").touch()
     experiment.wait_for_status("DONE")
     assert [each["value"] for each in experiment.get("/trials")] == [2]
-    assert path.read_text().splitlines()[-1] == "[0, 1, 2, 3]"
