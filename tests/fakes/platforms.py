@@ -722,15 +722,29 @@ class OnSlurm(Platform):
     def left(self):
         return self.slurm.live()
 
-    def _name(self, job_id):
-        (name,) = (name for name in self.slurm.states() if name.endswith(f"-{job_id}"))
-        return name
+    def _slurm_id(self, job_id):
+        """The id of a job, or of a task of an array: jobs that are submitted at the same time become an array."""
+        numbers = {
+            f"{path.stem}.{path.read_text().split().index(job_id)}"
+            for path in self.folder.rglob("*.tasks")
+            if job_id in path.read_text().split()
+        }
+        (slurm_id,) = (
+            each
+            for each, name, task in self._jobs_of_slurm("-t", "all")
+            if name.endswith(f"-{job_id}") or f"{name}.{task}" in numbers
+        )
+        return slurm_id
+
+    def _jobs_of_slurm(self, *options):
+        lines = self.slurm.run("squeue", "-h", "--array", *options, "-o", "%i %j %K").splitlines()
+        return [line.split() for line in lines]
 
     def is_terminal(self, job_id):
-        return self._name(job_id) not in self.slurm.live()
+        return self._slurm_id(job_id) not in [each for each, _, _ in self._jobs_of_slurm()]
 
     def remove(self, job_id):
-        self.slurm.run("scancel", f"--name={self._name(job_id)}")
+        self.slurm.run("scancel", self._slurm_id(job_id))
 
     created_message = "was stopped before it was created"
 

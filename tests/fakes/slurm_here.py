@@ -133,9 +133,10 @@ class SlurmHere:
         ).stdout.strip()
 
     def states(self) -> dict[str, str]:
-        """The state of each job that Slurm knows, by its name."""
-        lines = self.run("squeue", "-h", "-t", "all", "-o", "%j %T").splitlines()
-        return dict(line.split() for line in lines)
+        """The state of each job that Slurm knows, by its name. Each task of an array has a number after the name."""
+        lines = self.run("squeue", "-h", "--array", "-t", "all", "-o", "%j %K %T").splitlines()
+        jobs = map(str.split, lines)
+        return {name if task == "N/A" else f"{name}.{task}": state for name, task, state in jobs}
 
     def live(self) -> list[str]:
         """The names of all jobs of experiments that are still in the queue."""

@@ -169,7 +169,9 @@ def states_of_tasks(place):
 async def test_jobs_that_are_submitted_at_once_become_an_array_and_each_has_its_own_settings(place, tmp_path):
     service = place.service()
     running, pending = await submit_at_once(place, service, tmp_path, 12)
-    (name,) = place.slurm.states()
+    tasks = place.slurm.states()
+    assert len(tasks) == 12
+    (name,) = {task.rpartition(".")[0] for task in tasks}
     assert name.startswith("nni-EXPT-array-")
     assert len(pending) == 4
     await until(lambda: service.pending_reason(pending[0]) == "Resources", "its row is known", DEADLINE_S)
