@@ -1,6 +1,6 @@
 """Unpacks the archive of the keeper's bundle that fits the Python that runs this code.
 
-run.sh contains this file and runs it in containers, so it imports only the standard library. A Python that is too old to compile
+run.sh contains this file and runs it in containers, so it imports only the standard library. A Python that is too old for
 it exits with 1, as one for which the bundle has no archive. One process checks and unpacks: on a busy node, each further process
 delays the job by tens of milliseconds.
 """
