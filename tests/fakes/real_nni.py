@@ -36,10 +36,10 @@ def python_with_nni(version: str, python: str = sys.executable) -> Path:
         complete = folder / "complete"
         if not complete.exists() or complete.read_text() != " ".join(packages):
             shutil.rmtree(folder, ignore_errors=True)
-            _run([python, "-m", "venv", "--without-pip", folder], "make an environment for")
-            # The pip of the running Python is used. It does not compile modules, because compiling unused modules
-            # takes long.
-            pip = [sys.executable, "-m", "pip", "--python", installed]
+            _run([python, "-m", "venv", folder], "make an environment for")
+            # The pip of the running Python may be too new for this one. Modules are not compiled, because compiling
+            # unused modules takes long.
+            pip = [installed, "-m", "pip"]
             _run([*pip, "install", "--quiet", "--no-compile", "--no-deps", *packages], "install")
             _run([installed, "-c", "import nni, nni.experiment"], "import")
             complete.write_text(" ".join(packages))
