@@ -31,26 +31,24 @@ def archive_name() -> str:
     return f"{sys.implementation.name[:1]}p{major}{minor}{sys.abiflags}-{os.uname().machine}"
 
 
-def unpack(
-    digests: dict[str, str], digest_characters: int, parents: list[str], damaged: int, no_room: int
-) -> None:
+def unpack(archives: dict[str, tuple[str, str]], parents: list[str], damaged: int, no_room: int) -> None:
     """Unpack the archive, and print the folder with the keeper. The working directory is the workspace.
 
-    `digests`: the SHA-256 of each archive, by its name. The archive's file name contains `digest_characters` of it.
+    `archives`: the path and the SHA-256 of each archive, by its name.
     The new folder is in the first of `parents` that is writable, has room and allows programs.
     Exits with 1 if no archive fits. If the archive is damaged or no folder can be used, it prints the archive's path and exits
     with `damaged` or `no_room`.
     """
     name = archive_name()
-    if name not in digests:
+    if name not in archives:
         sys.exit(1)
-    path = f"keeper/{name}-{digests[name][:digest_characters]}.tar.gz"
+    path, digest = archives[name]
     try:
         with open(path, "rb") as file:
             packed = file.read()
     except OSError:
         packed = b""
-    if hashlib.sha256(packed).hexdigest() != digests[name]:
+    if hashlib.sha256(packed).hexdigest() != digest:
         print(path)
         sys.exit(damaged)
     # Decompressed in one call: tarfile would read it in small pieces, which takes longer.

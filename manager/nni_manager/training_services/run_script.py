@@ -45,7 +45,10 @@ fi""")
 
 def _functions(bundle: KeeperBundle) -> str:
     """The functions of bash that look for an own keeper whose version agrees, and for one in the bundle."""
-    calls = f"unpack({dict(bundle.digests)}, {DIGEST_CHARACTERS}, sys.argv[1:], {_DAMAGED}, {_NO_ROOM})"
+    archives = {
+        name: (f"keeper/{bundle.stored_name(name)}", digest) for name, digest in bundle.digests.items()
+    }
+    call = f"unpack({archives}, sys.argv[1:], {_DAMAGED}, {_NO_ROOM})"
     return f"""\
 has_own_keeper() {{
   if [ -x {KEEPER_IN_IMAGES} ]; then
@@ -82,7 +85,7 @@ unpacker={_unpacker()}
 find_in_bundle() {{
   local name=frozen-$(uname -m) python folder
   for python in python3 python; do
-    folder=$("$python" -I -S -c "$unpacker"{shlex.quote(calls)} "${{parents[@]}}" 2> /dev/null)
+    folder=$("$python" -I -S -c "$unpacker"{shlex.quote(call)} "${{parents[@]}}" 2> /dev/null)
     case $? in
       0) keeper=("$python" -I -S "$folder"); return ;;
       {_DAMAGED} | {_NO_ROOM}) refuse $? "$folder" ;;
