@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
+import io
 import json
 import os
 import platform
@@ -79,9 +80,14 @@ from trial_keeper.__main__ import main
 
 raise SystemExit(main())
 """
-# PyInstaller's launcher sets these for itself; the trial must have the container's own.
+# PyInstaller's launcher sets these for itself; the trial must have the container's own. run.sh probes whether the C library can
+# run this keeper.
 _FROZEN_MAIN = """\
 import os
+import sys
+
+if sys.argv[1:] == ["--probe"]:
+    raise SystemExit
 
 for name in [name for name in os.environ if name.startswith("_PYI_")]:
     del os.environ[name]
@@ -108,7 +114,7 @@ requires-python = ">=3.10"
 
 [tool.setuptools]
 packages = ["{package}"]
-package-data = {{ {package} = ["*.json", "*.tar.gz"] }}
+package-data = {{ {package} = ["*.json", "*.tar", "*.tar.gz"] }}
 """
 
 
@@ -137,17 +143,21 @@ def _build(scratch: Path, output: Path, machine: str, *, has_frozen: bool) -> Pa
         name = f"cp3{minor}-{machine}"
         print(f"{name}", file=sys.stderr)
         folder = _for_cpython(scratch / name, minor, machine, keeper)
-        digests[name] = _pack(folder, package / f"{name}.tar.gz")
+        content = gzip.compress(_packed(folder), mtime=0)
+        (package / f"{name}.tar.gz").write_bytes(content)
+        digests[name] = hashlib.sha256(content).hexdigest()
     if has_frozen:
         if machine != platform.machine():
             raise SystemExit(
                 f"cannot freeze a keeper for {machine} on {platform.machine()}; build there, or use --no-frozen"
             )
         print(f"frozen-{machine}", file=sys.stderr)
-        digests[f"frozen-{machine}"] = _pack(_frozen(scratch, keeper), package / f"frozen-{machine}.tar.gz")
+        content = _packed(_frozen(scratch, keeper))
+        (package / f"frozen-{machine}.tar").write_bytes(content)
+        digests[f"frozen-{machine}"] = hashlib.blake2b(content).hexdigest()
     (package / "__init__.py").write_text('"""The archives of the keeper, and their digests."""\n')
     (package / "bundle.json").write_text(
-        json.dumps({"version": version, "sha256": digests, "glibc": platform.libc_ver()[1]}, indent=1)
+        json.dumps({"version": version, "digests": digests, "glibc": platform.libc_ver()[1]}, indent=1)
     )
     (package.parent / "pyproject.toml").write_text(_PYPROJECT.format(version=version, package=_PACKAGE))
     output.mkdir(parents=True, exist_ok=True)
@@ -263,16 +273,13 @@ def _frozen(scratch: Path, keeper: Path) -> Path:
     return folder
 
 
-def _pack(folder: Path, archive: Path) -> str:
-    """Pack a folder; the same content gives the same bytes. Returns their SHA-256."""
-    with (
-        archive.open("wb") as raw,
-        gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as file,
-        tarfile.open(fileobj=file, mode="w") as tar,
-    ):
+def _packed(folder: Path) -> bytes:
+    """An archive of a folder; the same content gives the same bytes."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
         for path in sorted(folder.rglob("*")):
             tar.add(path, path.relative_to(folder), recursive=False, filter=_without_origin)
-    return hashlib.sha256(archive.read_bytes()).hexdigest()
+    return content.getvalue()
 
 
 def _without_origin(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -27,7 +27,7 @@ from trial_keeper.wire.documents import ManagerDocument
 
 ROUNDS = 15
 MOST_MB = 100
-_TOOLS = ("bash", "cut", "gzip", "mktemp", "rm", "sha256sum", "tar", "true", "uname")
+_TOOLS = ("b2sum", "bash", "mktemp", "rm", "tar", "tee", "true", "uname")
 
 
 def bundled_start() -> list[Row]:

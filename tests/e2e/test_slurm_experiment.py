@@ -84,17 +84,33 @@ def test_the_digits_example_runs_its_trials_on_both_nodes(slurm, work, nnictl):
     assert left_in(work) == []
 
 
-def test_the_digits_example_runs_several_trials_per_job(slurm, work, nnictl):
-    write(work, ("maxTrialNumber: 20", "maxTrialNumber: 4"))
+def test_the_digits_example_runs_several_trials_per_job_with_the_same_results_as_on_this_machine(
+    slurm, work, nnictl
+):
+    write(
+        work,
+        ("maxTrialNumber: 20", "maxTrialNumber: 4"),
+        ("name: TPE\n  classArgs:\n", "name: Random\n  classArgs:\n    seed: 1\n"),
+    )
     done = create(nnictl, "--foreground")
     assert done.returncode == 0, done.stdout + done.stderr
     (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
-    assert [each["status"] for each in trials(nnictl, experiment_id)] == ["SUCCEEDED"] * 4
+    there = trials(nnictl, experiment_id)
+    assert [each["status"] for each in there] == ["SUCCEEDED"] * 4
     wait_until(lambda: not slurm.live(), "no job is left")
     # Two jobs, or one array of two.
     names = slurm.run("squeue", "-h", "--array", "-t", "all", "-o", "%j").split()
     assert len(names) == 2
     assert all(name.startswith(f"nni-{experiment_id}-") for name in names)
+    path = work / FILE
+    path.write_text(path.read_text().partition("  platform: slurm\n")[0] + "  platform: local\n")
+    done = create(nnictl, "--foreground")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
+    here = trials(nnictl, experiment_id)
+    assert [(each["parameters"], each["value"]) for each in there] == [
+        (each["parameters"], each["value"]) for each in here
+    ]
     assert left_in(work) == []
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from openpai_here import an_openpai_here
 from real_experiment import values, wait_until
 from slurm_here import a_slurm_here
 
+from nni_manager.store.lease import read_record
 from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.registry import make_tuner
 from nni_sdk.records import decode
@@ -93,6 +95,18 @@ if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
         return tell(self, key, result)
 
     Tuner.restore, Tuner.tell_result = noted_restore, noted_tell
+"""
+# Moves the manager process to namespaces with another host name and boot id, as on another machine that shares the storage.
+ELSEWHERE = """
+import sys
+if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
+    import ctypes, os, socket, subprocess
+    if ctypes.CDLL(None, use_errno=True).unshare(0x00020000 | 0x04000000):  # CLONE_NEWNS, CLONE_NEWUTS
+        print(os.strerror(ctypes.get_errno()), file=sys.stderr, flush=True)
+        os._exit(70)
+    socket.sethostname("elsewhere")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "--bind", {boot_id!r}, "/proc/sys/kernel/random/boot_id"], check=True)
 """
 WRITER, TUNER, STORE = (
     "nni_manager.engine.workspace_writer",
@@ -169,10 +183,11 @@ def assert_nothing_is_lost_or_duplicated(experiment, heard, ran):
     assert sorted(told) == [[trial["sequenceId"], trial["value"]] for trial in trials]
 
 
-def resume_and_check(experiment, tmp_path, ran):
+def resume_and_check(experiment, tmp_path, ran, code=""):
+    """`code`: what the next manager also runs first."""
     heard = tmp_path / "heard"
     heard.touch()
-    with in_the_manager(experiment, tmp_path / "hears", HEARS.format(heard=str(heard))):
+    with in_the_manager(experiment, tmp_path / "hears", code + HEARS.format(heard=str(heard))):
         experiment.start()
     experiment.wait_for_status("DONE", is_stored=True)
     trials = experiment.config.max_trial_number
@@ -219,7 +234,7 @@ def test_the_successor_of_a_killed_manager_finds_the_jobs_on_openpai(
 
 
 @pytest.mark.parametrize(("moment", "reuse"), list(zip(SLURM_MOMENTS, (False, True), strict=True)))
-def test_the_successor_of_a_killed_manager_finds_the_jobs_on_slurm(
+def test_the_successor_of_a_killed_manager_finds_the_jobs_on_slurm_from_another_machine(
     a_real_experiment, tmp_path, moment, reuse
 ):
     ran = tmp_path / "ran"
@@ -233,7 +248,10 @@ def test_the_successor_of_a_killed_manager_finds_the_jobs_on_slurm(
             **slurm.experiment_keys(reuse=reuse),
         )
         die_at(experiment, tmp_path, SLURM_MOMENTS[moment])
-        resume_and_check(experiment, tmp_path, ran)
+        boot_id = tmp_path / "boot_id"
+        boot_id.write_text(f"{uuid.uuid4()}\n")
+        resume_and_check(experiment, tmp_path, ran, ELSEWHERE.format(boot_id=str(boot_id)))
+        assert read_record(experiment.folder.path / "owner.lock").holder.host == "elsewhere"
         assert len(slurm.run("squeue", "-h", "--array", "-t", "all", "-o", "%i").split()) == (
             2 if reuse else 3
         )

@@ -29,7 +29,7 @@ CAN_MOUNT = (
     shutil.which("unshare") is not None
     and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
 )
-TOOLS = ("cut", "gzip", "mktemp", "rm", "sha256sum", "tar", "uname")
+TOOLS = ("b2sum", "mktemp", "rm", "tar", "tee", "uname")
 
 
 class Container:
@@ -151,7 +151,7 @@ def test_the_keeper_in_the_image_runs_despite_another_version_if_the_bundle_cann
 
 
 @pytest.mark.parametrize("is_preferred", [False, True])
-@pytest.mark.parametrize("missing", ["tar", "gzip"])
+@pytest.mark.parametrize("missing", ["tar", "b2sum"])
 def test_run_sh_exits_with_115_and_names_the_requirements_if_the_image_can_run_no_keeper(
     container, missing, is_preferred
 ):
@@ -194,6 +194,16 @@ def test_run_sh_does_not_run_a_damaged_archive_and_recommends_a_resume(container
     assert f"{container.workspace.keeper / name} is missing or damaged; run nnictl resume" in done.stderr
     container.write()
     assert container.run().returncode == 0
+
+
+def test_the_frozen_keeper_that_runs_is_the_verified_one_even_if_the_archive_is_replaced_afterwards(
+    container, tmp_path
+):
+    container.write()
+    archive = container.workspace.keeper / container.bundle.stored_name(FROZEN)
+    other = make_bundle(tmp_path / "other", (FROZEN,), keeper="echo forged").archive(FROZEN)
+    container.add("b2sum", f'{shutil.which("b2sum")} "$@"; {shutil.which("cp")} {other} {archive}')
+    assert container.run().stdout == f"{FROZEN} frozen\n"
 
 
 def test_without_a_writable_temporary_folder_the_keeper_is_unpacked_on_the_shared_storage(container, archive):
@@ -283,7 +293,7 @@ def test_a_bundle_of_another_version_is_refused(installed):
     assert bundle_for("image") is None
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": "0.7.0", "sha256": []}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": "0.7.0", "digests": []}'])
 def test_a_damaged_bundle_is_refused(installed, content):
     bundle = installed()
     (bundle.folder / "bundle.json").write_text(content)

@@ -13,7 +13,7 @@ from nni_manager.training_services.remote import render
 from nni_manager.training_services.remote.section import RemoteMachine
 
 OF_THIS_PYTHON = f"cp{sys.version_info[0]}{sys.version_info[1]}-{MACHINE}"
-TOOLS = ("cat", "chmod", "cut", "gzip", "mkdir", "mktemp", "mv", "rm", "sha256sum", "tar", "uname")
+TOOLS = ("b2sum", "cat", "chmod", "cut", "mkdir", "mktemp", "mv", "rm", "sha256sum", "tar", "uname")
 
 
 class Machine:

@@ -2,6 +2,9 @@
 
 images/keeper_bundle.py builds that package. run.sh chooses an archive in the container: `cp311-x86_64` for the image's own
 CPython 3.11, `frozen-x86_64` with an interpreter of its own.
+
+A frozen keeper is not compressed, and its digest is BLAKE2b: gzip and sha256sum, which an image without Python would need, take
+longer for it than all else until the keeper runs.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ class BundleUnusable(UserError):
 
 @dataclass(frozen=True, slots=True)
 class KeeperBundle:
-    """An installed bundle. `digests` has the SHA-256 of each archive in `folder`, by the archive's name.
+    """An installed bundle. `digests` has the digest of each archive in `folder`, by the archive's name: SHA-256, or BLAKE2b of a
+    frozen keeper.
 
     `is_preferred`: the image's own keeper is not used. `glibc` is the oldest version for the frozen keeper.
     """
@@ -47,15 +51,30 @@ class KeeperBundle:
     def requirement(self) -> str:
         """What a container or a machine needs, as text."""
         machines = " or ".join(sorted({name.partition("-")[2] for name in self.digests}))
-        return f"{machines}, and CPython 3.10 to 3.14 with libstdc++, or glibc {self.glibc} or later with tar and gzip"
+        return f"{machines}, and CPython 3.10 to 3.14 with libstdc++, or glibc {self.glibc} or later with tar and b2sum"
 
     def archive(self, name: str) -> Path:
         """The path of an archive in the package."""
-        return self.folder / f"{name}.tar.gz"
+        return self.folder / f"{name}{suffix_of(name)}"
 
     def stored_name(self, name: str) -> str:
         """The file name of an archive in workspaces."""
-        return f"{name}-{self.digests[name][:DIGEST_CHARACTERS]}.tar.gz"
+        return f"{name}-{self.digests[name][:DIGEST_CHARACTERS]}{suffix_of(name)}"
+
+
+def is_frozen(name: str) -> bool:
+    """Whether the keeper of this archive has an interpreter of its own."""
+    return name.startswith("frozen-")
+
+
+def suffix_of(name: str) -> str:
+    """The end of an archive's file name."""
+    return ".tar" if is_frozen(name) else ".tar.gz"
+
+
+def digest_program(name: str) -> str:
+    """The program of coreutils that computes the digest of an archive."""
+    return "b2sum" if is_frozen(name) else "sha256sum"
 
 
 def bundle_for(source: KeeperSource) -> KeeperBundle | None:
@@ -75,7 +94,7 @@ def bundle_for(source: KeeperSource) -> KeeperBundle | None:
     try:
         document = json.loads((folder / "bundle.json").read_bytes())
         version = str(document["version"])
-        digests = {str(name): str(digest) for name, digest in document["sha256"].items()}
+        digests = {str(name): str(digest) for name, digest in document["digests"].items()}
         bundle = KeeperBundle(folder, digests, str(document["glibc"]), is_preferred=source == "bundle")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BundleUnusable(

