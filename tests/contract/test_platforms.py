@@ -4,6 +4,7 @@ Rules for jobs are in test_platform_jobs.py.
 """
 
 import asyncio
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from deadlines import DEADLINE_S, scaled_s
 
 pytest.importorskip("kubernetes")
 
-from platforms import PLATFORMS, a_platform
+from platforms import ONE_OF_EACH_KIND, PLATFORMS, a_platform
 from real_experiment import RealExperiment, a_manager_here, until, values
 
 from nni_manager.domain import stop_escalation
@@ -128,7 +129,10 @@ def platform(request, tmp_path, monkeypatch):
         yield platform
 
 
-on_every_platform = pytest.mark.parametrize("platform", PLATFORMS, indirect=True)
+# What a trial does after its start is the same on all platforms of a kind. test_platform_jobs.py has each platform's own part.
+on_each_kind_of_platform = pytest.mark.parametrize(
+    "platform", amount(ONE_OF_EACH_KIND, tuple(PLATFORMS)), indirect=True
+)
 
 
 # ---- a complete experiment whose trials end in different ways
@@ -220,7 +224,7 @@ def test_a_trial_fails_with_a_specific_reason_if_another_client_removes_its_job(
 # ---- an experiment with several managers
 
 
-@on_every_platform
+@on_each_kind_of_platform
 def test_trials_continue_without_a_manager_and_a_new_manager_runs_the_remaining_trials(platform):
     gates = platform.folder / "gates"
     gates.mkdir()
@@ -266,7 +270,7 @@ def test_trials_continue_without_a_manager_and_a_new_manager_runs_the_remaining_
     run(work())
 
 
-@on_every_platform
+@on_each_kind_of_platform
 @pytest.mark.parametrize("ends", amount(["by itself"], ["by itself", "on request"]))
 def test_a_job_left_on_the_cluster_is_reported_and_removed_by_the_next_manager(platform, monkeypatch, ends):
     """The server is unreachable when the trial ends, so the manager cannot observe the end of the job."""
@@ -309,7 +313,7 @@ def test_a_job_left_on_the_cluster_is_reported_and_removed_by_the_next_manager(p
     run(manage(platform, experiment, removes_it))
 
 
-@on_every_platform
+@on_each_kind_of_platform
 def test_a_trial_in_a_new_job_continues_from_the_checkpoint_of_a_failed_trial(platform):
     experiment = new_experiment(platform, FAILS_AFTER_A_CHECKPOINT, maxTrialNum=1)
 
@@ -327,7 +331,7 @@ def test_a_trial_in_a_new_job_continues_from_the_checkpoint_of_a_failed_trial(pl
     run(manage(platform, experiment, play))
 
 
-@on_every_platform
+@on_each_kind_of_platform
 def test_a_reused_job_runs_trials_in_sequence_and_continues_after_a_trial_is_stopped(platform):
     experiment = new_experiment(platform, TRAIN, reuse=True, maxTrialNum=5)
 
@@ -349,8 +353,14 @@ def test_a_reused_job_runs_trials_in_sequence_and_continues_after_a_trial_is_sto
     run(manage(platform, experiment, play))
 
 
-@pytest.mark.parametrize("platform", ["openpai", "frameworkcontroller", "job", "slurm"], indirect=True)
-@pytest.mark.parametrize("reuse", [False, True])
+def with_and_without_reuse(*platforms):
+    """Each platform with both; in the short form each with one of the two."""
+    pairs = itertools.product(platforms, (False, True))
+    short = zip(platforms, itertools.cycle((False, True)), strict=False)
+    return pytest.mark.parametrize(("platform", "reuse"), amount([*short], [*pairs]), indirect=["platform"])
+
+
+@with_and_without_reuse("openpai", "frameworkcontroller", "job", "slurm")
 def test_the_restart_of_a_preempted_trial_does_not_count_as_a_retry(platform, reuse):
     gates = platform.folder / "gates"
     gates.mkdir()
@@ -387,8 +397,7 @@ nni.report_final_result(x)
 """
 
 
-@pytest.mark.parametrize("platform", ["frameworkcontroller", "job", "slurm"], indirect=True)
-@pytest.mark.parametrize("reuse", [False, True])
+@with_and_without_reuse("frameworkcontroller", "job", "slurm")
 def test_the_stop_notice_of_a_preempted_trial_has_the_reason_that_the_cluster_announced(platform, reuse):
     code = WAITS_FOR_STOP.format(folder=platform.folder)
     experiment = new_experiment(platform, code, reuse, maxTrialNum=1, maxTrialRetry=0)

@@ -887,6 +887,11 @@ PLATFORMS = {
     "remote": OnRemote,
 }
 
+ONE_OF_EACH_KIND = ("local", "openpai", "frameworkcontroller", "slurm", "remote")
+"""Platforms that start jobs and share files in different ways. Each other one differs from one of these in how it describes a
+job, and in how it reports a job's state.
+"""
+
 
 @contextlib.contextmanager
 def a_platform(name, folder, monkeypatch):

@@ -20,6 +20,7 @@ from typing import Any
 import requests
 from attempts import AttemptNumbers, attempt_id, metrics_of
 from deadlines import DEADLINE_S
+from forked_managers import ForkedManager, can_fork
 from free_ports import free_port_pair
 
 from nni_manager.client.manager_client import api_url, session_with
@@ -97,8 +98,14 @@ def values(rows: list[MetricRow]) -> list[Any]:
     return [json.loads(row.value) for row in rows]
 
 
+PROGRAM = ["-m", "nni_manager"]
+
+
 class RealExperiment:
     """One experiment in a temporary folder."""
+
+    is_forked = "pytest" in sys.modules
+    """Whether a manager may be a fork. A measurement needs a manager as nnictl starts it."""
 
     def __init__(
         self,
@@ -138,10 +145,10 @@ class RealExperiment:
         self.config = read_experiment_file(self.config_file)
         self.folder = ExperimentFolder(self.config.log_dir / experiment_id)
         self.environ = os.environ | (environ or {})
-        self.program = ["-m", "nni_manager"]
+        self.program = PROGRAM
         """Python's arguments that run the manager."""
         self.port = 0
-        self.manager: subprocess.Popen[bytes] | None = None
+        self.manager: subprocess.Popen[bytes] | ForkedManager | None = None
 
     def create(self) -> None:
         """Create the experiment's folder and database."""
@@ -158,24 +165,18 @@ class RealExperiment:
     def start(self, port: int | None = None, host: str = "127.0.0.1", options: Sequence[str] = ()) -> None:
         """Start a manager: the first, or one that resumes. `options`: further options of its program."""
         self.port = port or free_port_pair()
-        with self.folder.manager_stderr.open("ab") as stderr:
-            self.manager = subprocess.Popen(
-                [
-                    sys.executable,
-                    *self.program,
-                    "--folder",
-                    self.folder.path,
-                    "--host",
-                    host,
-                    "--port",
-                    f"{self.port}",
-                    *options,
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                env=self.environ,
-            )
+        arguments = ("--folder", str(self.folder.path), "--host", host, "--port", f"{self.port}", *options)
+        if self.program == PROGRAM and self.is_forked and can_fork(self.environ):
+            self.manager = ForkedManager(arguments, self.folder.manager_stderr)
+        else:
+            with self.folder.manager_stderr.open("ab") as stderr:
+                self.manager = subprocess.Popen(
+                    [sys.executable, *self.program, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stderr,
+                    stderr=stderr,
+                    env=self.environ,
+                )
         wait_until(self._is_ready, "the manager is ready")
 
     def _is_ready(self) -> bool:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from amounts import amount
 from deadlines import DEADLINE_S
 
 RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
@@ -16,33 +17,31 @@ NO_RAY = "Ray Tune is not installed: make peers"
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize(
-    ("module", "measurement", "short"),
-    [
-        ("bench_many_keepers", "ingest", {"keepers": 2, "records_each": 300}),
-        ("bench_many_keepers", "many_idle", {"keepers": 3, "rest_s": 0.5}),
-        # With this many trials, even a fast manager has unfinished trials at the next poll.
-        ("bench_many_keepers", "cost_of_trials", {"marks": (10, 300), "share": 290}),
-        ("bench_kubernetes", "calls_of_jobs", {"jobs": 6, "few": 2, "rest_s": 0.5}),
-        ("bench_many_trials", "listing", {"trials": 20, "rounds": 1}),
-        ("bench_many_trials", "suggestion", {"trials": 20, "rounds": 3}),
-        ("bench_search", "search", {"trials": 3, "rounds": 1}),
-        ("bench_outage", "catching_up", {"records": 300, "log_bytes": 100_000}),
-        ("bench_outage", "reconnection", {"keepers": 2, "away_s": 0.5}),
-        (
-            "bench_neighbours",
-            "neighbours",
-            {"alone_s": 0.5, "beside_s": 0.5, "kinds": ["10 million reports"]},
-        ),
-        ("bench_callbacks", "callback_cost", {"rounds": 5, "turns": 1}),
-        (
-            "bench_checkpoints",
-            "checkpoint_cost",
-            {"large_bytes": 1 << 20, "small_rounds": 2, "large_rounds": 1},
-        ),
-        ("bench_experiment", "delays", {"keepers": 2, "reports": 20, "report_every_s": 0.1}),
-    ],
-)
+QUICK = [
+    ("bench_many_keepers", "ingest", {"keepers": 2, "records_each": 300}),
+    ("bench_kubernetes", "calls_of_jobs", {"jobs": 6, "few": 2, "rest_s": 0.5}),
+    ("bench_many_trials", "listing", {"trials": 20, "rounds": 1}),
+    ("bench_many_trials", "suggestion", {"trials": 20, "rounds": 3}),
+    ("bench_search", "search", {"trials": 3, "rounds": 1}),
+    (
+        "bench_checkpoints",
+        "checkpoint_cost",
+        {"large_bytes": 1 << 20, "small_rounds": 2, "large_rounds": 1},
+    ),
+    ("bench_experiment", "delays", {"keepers": 2, "reports": 20, "report_every_s": 0.1}),
+]
+SLOW = [
+    ("bench_many_keepers", "many_idle", {"keepers": 3, "rest_s": 0.5}),
+    # With this many trials, even a fast manager has unfinished trials at the next poll.
+    ("bench_many_keepers", "cost_of_trials", {"marks": (10, 300), "share": 290}),
+    ("bench_outage", "catching_up", {"records": 300, "log_bytes": 100_000}),
+    ("bench_outage", "reconnection", {"keepers": 2, "away_s": 0.5}),
+    ("bench_neighbours", "neighbours", {"alone_s": 0.5, "beside_s": 0.5, "kinds": ["10 million reports"]}),
+    ("bench_callbacks", "callback_cost", {"rounds": 5, "turns": 1}),
+]
+
+
+@pytest.mark.parametrize(("module", "measurement", "short"), amount(QUICK, [*QUICK, *SLOW]))
 def test_every_measurement_runs_with_few_keepers_and_returns_measured_rows(
     benchmark_module, module, measurement, short
 ):

@@ -59,6 +59,8 @@ while not end.exists():
 nni.report_final_result(i)
 """
 CODE = grpc.StatusCode
+TOO_LARGE = b"\0" * (2 << 20)
+"""The manager accepts messages of up to 1 MiB."""
 
 
 class Scene:
@@ -155,8 +157,8 @@ def test_an_invalid_message_is_refused_with_a_documented_status_and_a_short_erro
             [hello, words(Chunk(AttemptKey(key.trial_id, str(2**32 - 1), key.task), metrics, 0, b"x"))],
             CODE.INVALID_ARGUMENT,
         ),
-        ([b"\0" * (64 << 20)], CODE.RESOURCE_EXHAUSTED),
-        ([hello, b"\0" * (64 << 20)], CODE.RESOURCE_EXHAUSTED),
+        ([TOO_LARGE], CODE.RESOURCE_EXHAUSTED),
+        ([hello, TOO_LARGE], CODE.RESOURCE_EXHAUSTED),
         ([], CODE.OK),
         ([hello], CODE.OK),
     ]

@@ -27,7 +27,7 @@ for number in range(500):
     nni.report_intermediate_result(number)
 nni.report_final_result(1)
 """
-REPORTS, WRITES = amount(40_000, 200_000), amount(20_000, 100_000)
+REPORTS, WRITES = amount(20_000, 200_000), amount(10_000, 100_000)
 # This load is a smaller version of ten million reports and a hundred thousand tiny writes.
 FLOOD = f"""
 import os

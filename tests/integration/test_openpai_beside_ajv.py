@@ -18,7 +18,7 @@ from nni_manager.training_services.openpai.protocol import parse
 # The jobs need 5 s of one processor, but busy processes in sessions of their own may leave a worker of pytest a tenth of that.
 pytestmark = pytest.mark.timeout(amount(300, 1200))
 
-JOBS = amount(300, 8000)
+JOBS = amount(150, 8000)
 # This job has every key that the server checks.
 JOB = yaml.safe_load("""
 protocolVersion: 2

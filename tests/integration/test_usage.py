@@ -28,14 +28,16 @@ child.communicate(b"\\n")
 """
 
 
-def greedy_usage(site, **options):
+def usage_of(site, train='open("gate").read()', least_rss_bytes=0, **options):
+    """The first usage of a trial with at least this memory. The trial runs until the gate opens."""
     site.gate("gate")
-    site.add_python_trial(GREEDY, **options)
+    site.add_python_trial(train, **options)
     keeper = site.start_keeper()
-    # The child may not have started at the first sample. A later sample contains both processes.
     usage = site.manager.wait_for(
-        lambda: next((seen for seen in site.manager.all_of(Usage) if seen.rss_bytes > 100 * MIB), None),
-        "the whole process tree is measured",
+        lambda: next(
+            (seen for seen in site.manager.all_of(Usage) if seen.rss_bytes >= least_rss_bytes), None
+        ),
+        "the trial is measured",
     )
     site.open_gate("gate")
     assert keeper.wait() == 0
@@ -43,7 +45,8 @@ def greedy_usage(site, **options):
 
 
 def test_a_keeper_reports_memory_cpu_and_disk_usage_of_the_trial_process_tree(site):
-    usage = greedy_usage(site)
+    # The child may not have started at the first sample. A later sample contains both processes.
+    usage = usage_of(site, GREEDY, 100 * MIB)
     assert usage.key == KEY
     assert 100 * MIB < usage.rss_bytes < 400 * MIB
     assert 10 < usage.cpu_percent < 150, "about one core must be reported"
@@ -55,20 +58,20 @@ def test_a_keeper_reports_memory_cpu_and_disk_usage_of_the_trial_process_tree(si
 @pytest.mark.parametrize("vendor", [NVIDIA, AMD])
 def test_a_keeper_reports_utilisation_and_memory_of_each_gpu(site, tmp_path, vendor):
     site.environ |= build_driver(tmp_path, vendor)
-    assert greedy_usage(site).gpus == (GpuUsage(0, 40.0, 1024 * MIB), GpuUsage(1, 80.0, 2048 * MIB))
+    assert usage_of(site).gpus == (GpuUsage(0, 40.0, 1024 * MIB), GpuUsage(1, 80.0, 2048 * MIB))
 
 
 @pytest.mark.parametrize(("indices", "seen"), [((1,), [1]), ((), [])])
 def test_only_gpus_assigned_to_the_trial_are_reported(site, tmp_path, indices, seen):
     site.environ |= build_driver(tmp_path)
-    assert [gpu.index for gpu in greedy_usage(site, gpu_indices=indices).gpus] == seen
+    assert [gpu.index for gpu in usage_of(site, gpu_indices=indices).gpus] == seen
 
 
 @pytest.mark.parametrize("vendor", [NVIDIA, AMD])
 @pytest.mark.parametrize(("gpus", "seen"), [("broken", []), ("999:0 80:2048", [1])])
 def test_gpus_with_implausible_or_missing_values_are_omitted(site, tmp_path, gpus, seen, vendor):
     site.environ |= build_driver(tmp_path, vendor) | {"TEST_GPUS": gpus}
-    assert [gpu.index for gpu in greedy_usage(site).gpus] == seen
+    assert [gpu.index for gpu in usage_of(site).gpus] == seen
 
 
 def test_the_reported_cpu_time_includes_processes_that_ended_between_two_samples(site):

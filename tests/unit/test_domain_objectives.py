@@ -55,15 +55,15 @@ def test_the_pareto_front_matches_a_brute_force_computation_after_every_result(
         assert len(front) == len(expected)
 
 
-def test_a_pareto_front_of_a_hundred_thousand_results_is_computed_quickly() -> None:
-    count = 100_000
+def test_a_pareto_front_of_thirty_thousand_results_is_computed_quickly() -> None:
+    count = 30_000
     front: ParetoFront[int] = ParetoFront()
     began_s = time.process_time()
     for number in range(count):
         place = number * 7919 % count
         front.add((float(place), float(-place)), number)
-    # Measured: 0.3 s on an idle machine. Comparing each result with all others would take an hour.
-    assert time.process_time() - began_s < 20
+    # Measured: 0.3 s on an idle machine. Comparing each result with all others would take minutes.
+    assert time.process_time() - began_s < 10
     assert len(front) == count
 
 

@@ -137,11 +137,11 @@ def test_the_error_for_a_cycle_of_prerequisites_names_the_prerequisites_in_the_c
     "text",
     [
         "prerequisites:\n"
-        + "".join(f"- {{name: p{n}, type: script, require: [q{n}]}}\n" for n in range(1500)),
+        + "".join(f"- {{name: p{n}, type: script, require: [q{n}]}}\n" for n in range(800)),
         "prerequisites:\n"
-        + "".join(f"- {{name: p{n}, type: script, require: [p{n + 1}]}}\n" for n in range(1500)),
-        "taskRoles:\n" + "".join(f"  w{n}: {{dockerImage: i{n}, x{n}: 1}}\n" for n in range(1500)),
-        "parameters:\n" + "  k: 1\n" * 5000,
+        + "".join(f"- {{name: p{n}, type: script, require: [p{n + 1}]}}\n" for n in range(800)),
+        "taskRoles:\n" + "".join(f"  w{n}: {{dockerImage: i{n}, x{n}: 1}}\n" for n in range(800)),
+        "parameters:\n" + "  k: 1\n" * 3000,
     ],
     ids=["unknown names", "a long chain", "wrong roles", "one key"],
 )

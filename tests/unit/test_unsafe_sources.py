@@ -48,9 +48,11 @@ def unsafe_in(source: str) -> Iterator[str]:
                 yield "pickle"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-3:]))
-def test_no_source_file_has_a_call_that_could_execute_file_content(path: Path) -> None:
-    assert list(unsafe_in(path.read_text())) == ALLOWED.get("/".join(path.parts[-2:]), [])
+def test_no_source_file_has_a_call_that_could_execute_file_content() -> None:
+    found = {
+        "/".join(path.parts[-2:]): unsafe for path in SOURCES if (unsafe := [*unsafe_in(path.read_text())])
+    }
+    assert found == ALLOWED
 
 
 def timed_comparisons_in(source: str) -> Iterator[str]:
