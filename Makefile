@@ -111,7 +111,7 @@ faults: .venv/.installed-test ## experiments under fault plans; SEEDS=200 for a 
 stress: .venv/.installed-test ## the tests with processes, five times beside three busy loops; TESTS= chooses files or tests, ROUNDS=20 how often
 	python tests/stress/stress.py --rounds $(or $(ROUNDS),5) $(TESTS)
 
-thorough: .venv/.installed-test ## suites that make test and make e2e run in short: 300 killed keepers, 50 trials beside a forger, each state file torn both ways, 500 jobs at once, properties with 400 new examples, full amounts
+thorough: .venv/.installed-test ## suites that make test and make e2e run in short: 300 killed keepers, 50 trials beside a forger, each state file torn both ways, 500 jobs at once, each behaviour on every platform, properties with 400 new examples, full amounts
 	THOROUGH=1 pytest -s $$(grep -rl --include='test_*.py' 'from amounts import' tests/faults tests/e2e)
 	THOROUGH=1 pytest -n 2 --dist loadscope --hypothesis-profile=thorough tests/unit tests/contract \
 	  $$(grep -rl --include='test_*.py' 'from amounts import' tests/integration)
