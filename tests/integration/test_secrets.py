@@ -33,6 +33,7 @@ PATHS = [
 @pytest.fixture
 def running(a_real_experiment):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=1, logCollection="http", debug=True)
+    experiment.is_forked = False  # a fork has no command line of its own, which a test reads
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")
     return experiment
