@@ -10,7 +10,7 @@ from real_experiment import wait_until
 from trial_keeper.wire.messages import Stream
 
 # The thorough test writes a gigabyte. The short test writes more than ten times the memory that the keeper may add.
-BLOCKS = amount(100, 1000)
+BLOCKS = amount(200, 1000)
 BLOCK_BYTES = 1_000_000
 # All blocks differ from each other, so that the digest changes if bytes are at a wrong offset.
 FLOOD = f"""
