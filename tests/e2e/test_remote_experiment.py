@@ -16,7 +16,7 @@ from password_ssh import a_password_machine
 from real_containers import podman_of_tests
 from real_experiment import wait_until
 from ssh_machines import make_key, ssh_machines_here
-from user_home import BIN, left_in, run_nnictl
+from user_home import BIN, left_in, metrics_of, run_nnictl
 
 from nni_manager.training_services.remote import frames
 from trial_keeper import __version__
@@ -95,11 +95,11 @@ def test_the_digits_example_has_the_same_results_on_two_remote_machines_as_on_th
     site, work, nnictl, reuse
 ):
     write(work, {"platform": "local"})
-    _, here = run(nnictl)
+    here_id, _ = run(nnictl)
     write(work, remote(site, reuse))
     experiment_id, there = run(nnictl)
     assert [each["status"] for each in there] == ["SUCCEEDED"] * 4
-    assert results(there) == results(here)
+    assert metrics_of(nnictl, experiment_id) == metrics_of(nnictl, here_id)
     roots = [each.home / ".cache" / "trial-keeper" for each in site.machines.values()]
     used = [root for root in roots if [*root.glob(f"*/{experiment_id}/trials/*/attempts/*/*/exit.json")]]
     assert used == roots or (reuse and used), "a reused job may run all trials before the other has started"

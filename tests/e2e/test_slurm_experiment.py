@@ -11,7 +11,7 @@ from amounts import IS_THOROUGH
 from free_ports import free_port_pair
 from real_experiment import wait_until
 from slurm_here import NODES, a_slurm_here
-from user_home import environ_of, left_in, run_nnictl
+from user_home import environ_of, left_in, metrics_of, run_nnictl
 
 from nni_manager.engine.submission_gate import MOST_AT_ONCE, RETRY_S
 from nni_manager.training_services.slurm.service import POLL_S
@@ -95,8 +95,8 @@ def test_the_digits_example_runs_several_trials_per_job_with_the_same_results_as
     done = create(nnictl, "--foreground")
     assert done.returncode == 0, done.stdout + done.stderr
     (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
-    there = trials(nnictl, experiment_id)
-    assert [each["status"] for each in there] == ["SUCCEEDED"] * 4
+    assert [each["status"] for each in trials(nnictl, experiment_id)] == ["SUCCEEDED"] * 4
+    there = metrics_of(nnictl, experiment_id)
     wait_until(lambda: not slurm.live(), "no job is left")
     # Two jobs, or one array of two.
     names = slurm.run("squeue", "-h", "--array", "-t", "all", "-o", "%j").split()
@@ -107,10 +107,7 @@ def test_the_digits_example_runs_several_trials_per_job_with_the_same_results_as
     done = create(nnictl, "--foreground")
     assert done.returncode == 0, done.stdout + done.stderr
     (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
-    here = trials(nnictl, experiment_id)
-    assert [(each["parameters"], each["value"]) for each in there] == [
-        (each["parameters"], each["value"]) for each in here
-    ]
+    assert metrics_of(nnictl, experiment_id) == there
     assert left_in(work) == []
 
 

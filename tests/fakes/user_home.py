@@ -4,11 +4,14 @@ Nothing here is a fake; several tests share it. The folder of a test lies in the
 """
 
 import contextlib
+import json
 import os
 import select
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 from deadlines import scaled_s
@@ -73,3 +76,11 @@ def run_nnictl(folder: Path, variables: dict[str, str], *arguments: str) -> subp
         timeout=scaled_s(240),
         check=False,
     )
+
+
+def metrics_of(nnictl: Callable[..., Any], experiment_id: str) -> list[tuple[Any, ...]]:
+    """The parameters, the intermediate results and the result of each trial, independent of the order of the trials."""
+    done = nnictl("experiment", "export", experiment_id, "--type", "json", "--intermediate")
+    found = [(each["parameter"], each["intermediate"], each["value"]) for each in json.loads(done.stdout)]
+    assert all(intermediate for _, intermediate, _ in found)
+    return sorted(found, key=str)
