@@ -68,8 +68,8 @@ docs: .venv/.installed-test build/docs/static/mermaid.min.js ## build the docume
 	sphinx-build -q -W --keep-going -c docs/site -d build/docs/doctrees . build/docs/html
 	@echo 'open build/docs/html/index.html in a browser'
 
-quick: .venv/.installed-test ## the tests that start no processes and need no network, in a minute
-	pytest -n 2 --dist loadscope --hypothesis-profile=quick tests/unit
+quick: .venv/.installed-test ## the tests of single parts in a minute, without those that are marked slow
+	pytest -n 2 --dist loadscope --hypothesis-profile=quick -m 'not slow' tests/unit
 
 test: .venv/.installed-test ## the tests of single parts, and of parts together; the environment variable TEST names a single one
 	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else \

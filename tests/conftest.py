@@ -46,7 +46,7 @@ class LoggersByName(dict[str, logging.Logger | logging.PlaceHolder]):
 logging.root.manager.loggerDict = LoggersByName(logging.root.manager.loggerDict)
 
 # `--hypothesis-profile` selects the number of examples of a property test. A test that sets its own number gives the reason.
-EXAMPLES = {"quick": 10, "default": 50, "thorough": 400}
+EXAMPLES = {"quick": 10, "default": 25, "thorough": 400}
 for profile, examples in EXAMPLES.items():
     # There is no deadline, because the duration of an example depends on other load. Each run uses the same examples. Only
     # `thorough` searches for new examples.

@@ -1,5 +1,6 @@
 """The Pythons of this machine, as users' trials may have them: from PATH and pyenv."""
 
+import functools
 import importlib.util
 import shutil
 import subprocess
@@ -9,13 +10,15 @@ from pathlib import Path
 import pytest
 
 
+@functools.cache
 def python_of(version):
     """The path of the Python of a version such as 3.9; None if this machine has none."""
     pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"), reverse=True)
-    for path in (*map(str, pyenv), shutil.which(f"python{version}")):
-        if path and not subprocess.run([path, "-c", "pass"], capture_output=True).returncode:
-            return path
-    return None
+    if pyenv:
+        return str(pyenv[0])
+    path = shutil.which(f"python{version}")
+    # Pyenv's program in PATH may name a version that pyenv does not have.
+    return path if path and not subprocess.run([path, "-c", "pass"], capture_output=True).returncode else None
 
 
 FRAMEWORKS_PYTHON = Path(sys.prefix, "frameworks/bin/python")

@@ -663,7 +663,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 x, rest, y, wanted = train_test_split(*load_digits(return_X_y=True), random_state=0)
 score = LogisticRegression(max_iter=50, tol=1e-1).fit(x / 16, y).score(rest / 16, wanted)
-a = np.random.default_rng(0).random((600, 600))
+a = np.random.default_rng(0).random((200, 200))
 print(round(score, 6), round(float((a @ a).trace()), 3), np.linalg.matrix_rank(a), file=sys.stderr)
 print(warm)
 """

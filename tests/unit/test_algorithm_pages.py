@@ -62,6 +62,7 @@ def test_the_algorithm_table_of_a_page_matches_the_declarations(name, table):
         assert written == generated, "run `make golden` after a change of a declaration"
 
 
+@pytest.mark.slow
 def test_the_algorithm_declarations_import_neither_optuna_nor_numpy():
     code = "import sys, nni_manager.config.algorithms; print({'numpy', 'optuna', 'scipy'} & {*sys.modules})"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -25,6 +25,8 @@ from nni_manager.tuner.base import PastTrial
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.tuner.untrusted_metadata import strip_pickles
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def move(monkeypatch, tmp_path):

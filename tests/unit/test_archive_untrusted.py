@@ -28,6 +28,8 @@ from nni_manager.store.untrusted_store import StoreTooLarge, copy_tables, shape_
 from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.platform import Locations
 
+pytestmark = pytest.mark.slow
+
 # A rejection takes about a second. If an endless archive were not rejected, its loading would never end.
 AT_ONCE_S = scaled_s(20.0)
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "

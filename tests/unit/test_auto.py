@@ -24,6 +24,8 @@ from nni_manager.tuner.optuna_backed import Sampling
 from nni_manager.tuner.tuner_session import TunerSession
 from nni_manager.tuner.tuners.auto import SOBOL_TRIALS, ranked, standardised
 
+pytestmark = pytest.mark.slow
+
 UNIT = {"_type": "uniform", "_value": [0, 1]}
 NESTED = {
     "model": {

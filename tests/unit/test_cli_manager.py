@@ -24,6 +24,8 @@ from nni_manager.errors import NniManagerError, RetryableError
 from nni_manager.store.folders import ManagerProcess
 from trial_keeper import __version__
 
+pytestmark = pytest.mark.slow
+
 pytestmark = pytest.mark.usefixtures("state_home")
 
 

@@ -108,6 +108,7 @@ def a_manager(host="127.0.0.1", port=9000, **more):
 # ---- output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "environ"), [("{} >&-", {}), ("{} 2>&-", {}), ("{}", {"PYTHONIOENCODING": "ascii"})]
 )
@@ -415,6 +416,7 @@ def completed(words, prefix):
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
+@pytest.mark.slow
 def test_a_shell_completes_commands_and_ids_of_experiments_and_trials(an_experiment):
     for name in ("abc11111", "abd22222", "xyz33333"):
         an_experiment(name)
@@ -432,6 +434,7 @@ def test_each_shell_gets_a_completion_script(nnictl, shell):
     assert f"_NNICTL_COMPLETE={shell}_complete" in out
 
 
+@pytest.mark.slow
 def test_a_manager_does_not_import_modules_from_the_folder_of_its_experiment(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code/__init__.py").touch()

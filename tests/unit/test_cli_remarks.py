@@ -173,6 +173,7 @@ def test_a_change_of_tags_keeps_the_process_file_of_the_last_manager(
     assert nnictl("experiment", "list", "--all", "--json")[1].count('"managerIsRunning": false') == 1
 
 
+@pytest.mark.slow
 def test_the_python_api_changes_tags_and_notes_of_an_ended_experiment(ended):
     experiment = StartedExperiment("TESTEXPT")
     assert experiment.tag_trial("00001", "keep", "bad") == ["bad", "keep"]

@@ -285,6 +285,7 @@ def test_an_experiment_without_results_exports_an_empty_list_with_a_warning(nnic
     assert err.startswith("WARNING: experiment abc11111 has no result yet; `nnictl trial ls abc11111` ")
 
 
+@pytest.mark.slow
 def test_nnictl_lists_ten_thousand_trials_in_less_than_three_seconds(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)

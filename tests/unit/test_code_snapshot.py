@@ -253,6 +253,7 @@ def test_a_link_to_a_parent_folder_is_an_error(place):
 # ---- limits
 
 
+@pytest.mark.slow
 def test_the_error_names_the_folders_with_the_most_files_if_there_are_too_many_files(place):
     for number in range(1995):
         (place.code / f"data{number % 2}").mkdir(exist_ok=True)

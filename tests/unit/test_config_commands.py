@@ -110,6 +110,7 @@ def test_a_missing_claim_name_is_a_warning_for_config_check_but_an_error_for_nni
     assert expected in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), ("--version", "v1"), ("--version", "v2")])
 def test_the_schema_is_printed_as_json(nnictl, arguments):
     code, out, err = nnictl("config", "schema", *arguments)
@@ -117,6 +118,7 @@ def test_the_schema_is_printed_as_json(nnictl, arguments):
     assert json.loads(out) == json_schema(*arguments[1:])
 
 
+@pytest.mark.slow
 def test_the_schema_contains_keys_examples_and_algorithm_names():
     first, second = json_schema("v1"), json_schema("v2")
     assert first["properties"]["trialConcurrency"] == {

@@ -34,6 +34,7 @@ WITH_KEYS = [
 NAMES = {"ids": lambda file: file.stem}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", config_corpus.FILES, **NAMES)
 def test_the_result_or_the_errors_of_a_file_match_the_stored_golden_text(file):
     """After an intended change: run python tests/fakes/config_corpus.py, and review the difference."""
@@ -95,6 +96,7 @@ def test_a_converted_file_describes_the_same_experiment_as_the_original(file, tm
     assert comparable_fields(read_experiment_file(target)) == comparable_fields(read_experiment_file(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_the_combined_json_schema_agrees_with_the_schema_of_each_version(version):
     both = Draft7Validator(json_schema())

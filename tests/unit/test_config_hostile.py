@@ -17,6 +17,8 @@ from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid
 from nni_manager.config.document import MAX_BYTES, read_json, read_yaml
 from nni_manager.config.reader import read_experiment_file
 
+pytestmark = pytest.mark.slow
+
 V1 = """\
 authorName: me
 experimentName: mine

@@ -388,6 +388,7 @@ def test_an_advisor_becomes_the_tuner_of_the_experiment(write, diagnostics):
     assert "cannot use assessor together with advisor" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

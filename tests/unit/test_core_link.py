@@ -72,6 +72,7 @@ def test_keepers_that_lose_their_manager_at_the_same_time_reconnect_at_different
     assert busiest < 150, "5 % of the interval has 10 % of the keepers, and with jitter at most 15 %"
 
 
+@pytest.mark.slow
 def test_the_retry_delay_is_bounded_after_years_of_failures() -> None:
     link = Link()
     for _ in range(100_000):

@@ -55,6 +55,7 @@ def test_the_pareto_front_matches_a_brute_force_computation_after_every_result(
         assert len(front) == len(expected)
 
 
+@pytest.mark.slow
 def test_a_pareto_front_of_thirty_thousand_results_is_computed_quickly() -> None:
     count = 30_000
     front: ParetoFront[int] = ParetoFront()

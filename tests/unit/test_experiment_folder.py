@@ -62,6 +62,7 @@ def test_a_manager_whose_process_file_cannot_be_read_is_not_regarded_as_absent(f
         assert folder.running_process() is None
 
 
+@pytest.mark.slow
 def test_a_lock_is_owned_only_while_a_process_holds_it(tmp_path):
     lock = OwnerLock(tmp_path / "owner.lock")
     assert not lock.is_owned()
@@ -198,6 +199,7 @@ def test_only_an_owner_that_is_no_manager_restores_the_process_file_of_the_last_
     assert folder.process() == (PROCESS if is_brief else None)
 
 
+@pytest.mark.slow
 def test_an_experiment_has_one_view_at_a_time_which_removes_its_process_file(folder):
     with folder.viewed():
         assert folder.running_view() is None

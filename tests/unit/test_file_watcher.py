@@ -115,6 +115,7 @@ def test_the_watcher_reports_a_write_to_a_second_file_until_the_file_is_removed(
     wait(watcher)
 
 
+@pytest.mark.slow
 def test_many_writes_cause_one_poll_per_cooldown(watcher, file, loop):
     async def polls_during_writes():
         polls = 0
@@ -179,6 +180,7 @@ def test_a_deleted_file_does_not_hide_writes_to_other_files(watcher, file, tmp_p
     assert watcher._descriptor is not None
 
 
+@pytest.mark.slow
 def test_a_write_through_a_memory_mapping_is_found_by_the_slow_poll(watcher, file, wait):
     append(file, bytes(4096))
     wait(watcher)
@@ -210,6 +212,7 @@ def test_a_cancelled_wait_removes_its_reader_from_the_event_loop(watcher, file, 
     wait(watcher)
 
 
+@pytest.mark.slow
 def test_files_are_polled_with_growing_delays_if_inotify_is_missing(polling_watcher, loop):
     async def delays_s():
         delays = []

@@ -92,6 +92,7 @@ def test_a_rendered_job_matches_its_golden_file(name):
     assert text == golden.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_rendered_job_has_only_fields_of_kubernetes_and_frameworkcontroller(name):
     client = pytest.importorskip("kubernetes.client")

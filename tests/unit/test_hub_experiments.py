@@ -1,5 +1,6 @@
 """The list and the curves of all experiments, read from the stores of the experiments."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_experiment import made_trial, write
@@ -58,6 +59,7 @@ def test_the_list_shows_the_best_result_of_each_experiment(an_experiment):
     assert curve["points"][:2] == ((1, 1.0, 0.2), (4, 4.0, 1))
 
 
+@pytest.mark.slow
 def test_a_comparison_has_at_most_twenty_experiments(an_experiment):
     ids = [f"abc{number:05d}" for number in range(MAX_COMPARED + 1)]
     for each in ids:

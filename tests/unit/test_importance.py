@@ -20,6 +20,7 @@ def uniform(numbers):
     return numbers.uniform(-1, 1)
 
 
+@pytest.mark.slow
 def test_the_parameter_with_the_largest_effect_comes_first():
     found = importance_of(
         results(200, lambda p: p["a"] + p["b"] / 100, a=uniform, b=uniform), "default", maximize=True

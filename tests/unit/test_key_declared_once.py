@@ -5,11 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CORPUS = Path(__file__).parents[1] / "golden" / "config" / "files"
 # This program adds a key to the source of shared_keys before the module is imported, then prints the effects of the key.
 ADD_A_KEY = """
 import importlib.util, json, sys
 from pathlib import Path
+
+import pytest
 
 name, key = "nni_manager.config.shared_keys", sys.argv[1]
 spec = importlib.util.find_spec(name)
@@ -45,6 +49,7 @@ KEY = (
 )
 
 
+@pytest.mark.slow
 def test_one_declaration_suffices_to_read_and_check_and_store_and_convert_and_document_a_key(tmp_path):
     text = (CORPUS / "v1_local_smallest.yml").read_text()
     (tmp_path / "config.yml").write_text(text + "trialPause: 5m\n")

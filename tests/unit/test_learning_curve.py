@@ -160,6 +160,7 @@ def store_streams(store, streams, size):
                 store.commit([write], 1.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from(["step", "step", "save"]), max_size=6), min_size=1, max_size=5),

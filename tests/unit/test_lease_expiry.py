@@ -12,6 +12,8 @@ from nni_manager.store.lease import LEASE_TTL_S, LeaseHolder, LeaseRecord, is_ex
 from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.store.writer import Store
 
+pytestmark = pytest.mark.slow
+
 LONG_S = 20.0
 
 

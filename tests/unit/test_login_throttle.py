@@ -18,6 +18,7 @@ async def guess(throttle, source):
     assert caught.value.code == "IncorrectPasswordError"
 
 
+@pytest.mark.slow
 def test_login_sources_without_a_cooldown_are_removed_when_there_are_too_many_sources(monkeypatch):
     monkeypatch.setattr(login_throttle, "_MAX_SOURCES", 3)
 

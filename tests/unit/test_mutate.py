@@ -10,6 +10,8 @@ import mutant_forks
 import mutate
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def changes(source):
     """The changed line of each valid mutant: (before, after)."""

@@ -30,6 +30,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", NAMES)
 def test_each_public_name_of_nni_exists_or_is_refused_with_a_remedy(version):
     command = [sys.executable, "-c", CODE, REPOSITORY / "nni_sdk" / "fallback", json.dumps(NAMES[version])]

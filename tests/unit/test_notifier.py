@@ -13,6 +13,8 @@ from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine import notifier as notifier_module
 from nni_manager.engine.notifier import Notifier
 
+pytestmark = pytest.mark.slow
+
 EXPERIMENT = {"id": "exp", "experimentName": "digits", "trialCount": 3, "succeededCount": 1, "failedCount": 2}
 
 

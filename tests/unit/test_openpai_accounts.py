@@ -38,6 +38,7 @@ def test_only_the_correct_password_is_accepted():
     assert "ssw" not in user.password
 
 
+@pytest.mark.slow
 def test_an_unknown_user_and_a_wrong_password_are_refused_with_equal_errors_in_equal_time():
     store = Accounts([new_user("ada", "ada's password", is_admin=True)])
 

@@ -153,6 +153,7 @@ def test_all_duplicate_keys_are_reported():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? "])
 def test_deep_nesting_is_rejected(opening):
     assert f"more than {MAX_LEVELS} levels" in refusal(opening * 3000)
@@ -171,6 +172,7 @@ def test_an_alias_has_the_value_of_its_anchor():
     assert document.value == {"a": [1, 2], "b": [1, 2]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "a: " + "9" * 90_000, "a: 1:" + "0" * 90_000, "'" * 99_999, "&a " * 30_000]
 )

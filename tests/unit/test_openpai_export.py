@@ -197,6 +197,7 @@ jobs = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(jobs)
 def test_an_exported_job_is_imported_unchanged(values):
     job = of_values(values)
@@ -205,6 +206,7 @@ def test_an_exported_job_is_imported_unchanged(values):
     assert parse(json.dumps(values)) == job
 
 
+@pytest.mark.slow
 @given(jobs)
 def test_a_masked_text_contains_no_secret(values):
     values = {**values, "secrets": {"k": "Zs3cretZ", "l": ["Zs3cretZ", {"m": "Zs3cretZ"}]}}

@@ -271,6 +271,7 @@ def test_every_command_reaches_the_keeper_unchanged(tmp_path, command):
     assert environ_of(render_command(keeper, command), tmp_path)["TRIAL_KEEPER_COMMAND"] == command
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(COMMANDS.filter(lambda text: "<%" not in text and text.strip()))
 def test_every_command_in_a_job_file_reaches_the_keeper_after_template_expansion(tmp_path, command):

@@ -133,6 +133,7 @@ def test_the_error_for_a_cycle_of_prerequisites_names_the_prerequisites_in_the_c
     assert "d requires s requires o requires d; remove one of these" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

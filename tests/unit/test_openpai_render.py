@@ -396,6 +396,7 @@ def test_the_ssh_configuration_lists_all_tasks_of_the_job_as_hosts(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_each_prerequisite_is_listed_once_and_before_its_dependants():
     requires = {"a": ["b", "c"], "b": ["d"], "c": ["d"]}
     assert in_order(["e", "a", "c", "e"], requires) == ("e", "d", "b", "c", "a")

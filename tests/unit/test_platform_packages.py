@@ -21,6 +21,8 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.experiment import ExperimentConfig
 from nni_manager.training_services.platform import platform_of
 
+pytestmark = pytest.mark.slow
+
 CHECK = Path(__file__).parents[1] / "prose" / "check_platforms.py"
 CORPUS = Path(__file__).parents[1] / "golden" / "config" / "files"
 SERVICES = "nni_manager.training_services"

@@ -190,6 +190,7 @@ def test_errors_about_the_command_and_the_port_use_the_names_of_the_python_api(t
     assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]
 
 
+@pytest.mark.slow
 def test_the_import_paths_of_nni_work_after_a_call_of_install_import_aliases():
     code = (
         "from nni_sdk.aliases import install_import_aliases as answer; answer(); answer()\n"

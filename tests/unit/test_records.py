@@ -302,6 +302,7 @@ def headers_that_fit(count: int, tail: bytes) -> bytes:
     return b"".join(b"ME%06d{" % (9 * left + 1 + len(tail)) for left in range(count - 1, -1, -1)) + tail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", [b"\n", "é\n".encode()], ids=["ascii", "not ascii"])
 def test_a_line_of_matching_headers_is_decoded_in_linear_time(tail):
     line = headers_that_fit(111_000, tail)

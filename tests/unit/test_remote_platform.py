@@ -24,6 +24,7 @@ def a_remote_platform(tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_the_error_for_a_missing_ssh_client_contains_the_install_command(a_remote_platform, monkeypatch):
     platform = a_remote_platform()
     platform.check_offline()

@@ -25,6 +25,7 @@ def test_the_report_contains_every_javascript_module_that_another_module_of_the_
     assert sources - modules.keys() == {"page/base.js", "page/state/api.js", "page/early.js"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -45,6 +46,7 @@ def test_a_report_that_cannot_be_written_causes_an_error_of_one_line(
     assert err.startswith(error)
 
 
+@pytest.mark.slow
 def test_a_report_is_written_for_an_experiment_without_trials(nnictl, an_experiment, tmp_path):
     an_experiment("abc11111")
     code, out, _ = nnictl("experiment", "export", "abc", "-t", "html", "-f", str(tmp_path / "r.html"))

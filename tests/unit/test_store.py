@@ -501,6 +501,7 @@ def test_a_slow_reader_of_metric_pages_does_not_block_a_checkpoint_of_the_write_
     assert not is_busy
 
 
+@pytest.mark.slow
 def test_the_write_ahead_log_stays_small_under_constant_reads(store, database, monkeypatch):
     monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 20)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 0.0)

@@ -350,6 +350,7 @@ def test_an_attempt_of_an_earlier_job_of_the_trial_is_ignored_without_a_warning(
     assert (found.keys, found.rejected) == ((key_of(2),), ())
 
 
+@pytest.mark.slow
 def test_a_deeply_nested_attempt_document_is_regarded_as_unsigned(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     folder = workspace.attempt(KEY)

@@ -100,6 +100,7 @@ def test_a_window_around_a_trial_reports_the_position_of_the_trial() -> None:
     assert made.window(filtered, 0, 20, "00000")["place"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["seq", "value", "p:x", "state", "duration"])
 def test_a_view_inserts_a_few_changed_trials_but_sorts_all_trials_again_after_many_changes(
     column: str, sorts: list[Query]

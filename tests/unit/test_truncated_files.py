@@ -131,6 +131,7 @@ def test_an_emptied_database_is_refused_and_its_write_ahead_log_is_kept(killed, 
     assert files_of(killed) == before
 
 
+@pytest.mark.slow
 def test_a_truncated_database_is_readable_only_if_its_write_ahead_log_has_the_missing_pages(killed, tmp_path):
     whole = killed.read_bytes()
     folded = tmp_path / "folded.sqlite"

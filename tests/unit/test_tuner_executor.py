@@ -143,6 +143,7 @@ def test_a_tuner_is_called_on_the_main_thread_if_it_is_fast_and_does_not_learn(t
     assert "not this one" in failed.message
 
 
+@pytest.mark.slow
 def test_calls_of_a_tuner_return_to_the_tuner_thread_when_the_tuner_becomes_slow(tmp_path, generous_limit):
     tuner = Noting()
 
@@ -181,6 +182,7 @@ def test_a_learning_tuner_is_always_called_on_the_tuner_thread(tmp_path, generou
     assert tuner.on_main_thread == [False] * 8
 
 
+@pytest.mark.slow
 def test_a_tuner_with_slow_requests_is_always_called_on_the_tuner_thread(tmp_path, generous_limit):
     tuner = Noting()
     tuner.is_slow = True

@@ -13,6 +13,8 @@ import nni_sdk
 import trial_keeper
 from nni_manager.engine.tokens import is_token
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = [Path(str(package.__file__)).parent for package in (nni_manager, nni_sdk, trial_keeper)]
 SOURCES = [path for package in PACKAGES for path in package.rglob("*.py")]
 # These loaders instantiate any object that a document names.

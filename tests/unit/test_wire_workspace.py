@@ -197,6 +197,7 @@ def test_only_folders_named_by_attempt_ids_are_listed_as_attempts(tmp_path: Path
     assert workspace.attempts_of("abcde") == [own]
 
 
+@pytest.mark.slow
 def test_only_the_newest_thousand_attempts_are_listed(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     for number in range(1010):
@@ -204,6 +205,7 @@ def test_only_the_newest_thousand_attempts_are_listed(tmp_path: Path) -> None:
     assert [int(key.attempt_id) for key in workspace.attempts_of("abcde")] == [*range(10, 1010)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folders")
 def test_folders_of_another_user_do_not_hide_the_attempts_of_a_keeper(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
