@@ -307,7 +307,11 @@ class Tail:
         if size is None and self._is_removed(stream):
             self.changes.setdefault(stream, FileChange.REPLACED)
             return 0
-        return size if size is not None and size < promised else None
+        if size is not None and size >= promised:
+            # FUSE reports the size of the file at the path, but reads the open file, which another client may have replaced.
+            self._let_go(stream)
+            return None
+        return size
 
     def _is_removed(self, stream: Stream) -> bool:
         """True if no file can be opened for longer than the lag of shared storage, although the storage is mounted."""
