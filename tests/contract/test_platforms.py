@@ -138,7 +138,8 @@ on_each_kind_of_platform = pytest.mark.parametrize(
 # ---- a complete experiment whose trials end in different ways
 
 
-@pytest.fixture(scope="module", params=PLATFORMS)
+# The other platforms have tests of whole experiments in tests/e2e.
+@pytest.fixture(scope="module", params=amount((*ONE_OF_EACH_KIND, "slurm-over-ssh"), tuple(PLATFORMS)))
 def done(request, tmp_path_factory):
     """Run this experiment. Returns the data that it shows and stores."""
     folder = tmp_path_factory.mktemp("platform")
