@@ -53,12 +53,15 @@ def frame(head: str, sequence: int, json: str) -> bytes:
         json = json.replace("\\", "\\\\").replace('"', '\\"')
     payload = f'{head}{sequence}, "value": "{json}"}}\n'
     length = len(payload)
+    # The usual length: the format `06d` alone would take a sixth of the time of a report.
+    if 100 <= length <= 999:
+        return f"ME000{length}{payload}".encode()
     if length > MAX_PAYLOAD_BYTES:
         raise MetricTooLong(
             f"cannot report a metric of {length:,} bytes: a record holds at most {MAX_PAYLOAD_BYTES:,}; "
             "report a summary and write the rest to a file in $NNI_OUTPUT_DIR"
         )
-    return f"ME{length:06d}{payload}".encode("ascii")
+    return f"ME{length:06d}{payload}".encode()
 
 
 def value_json(value: object) -> str:
@@ -70,6 +73,8 @@ def value_json(value: object) -> str:
     Raises:
         MetricInvalid: JSON cannot represent the value; the message names the part, such as `value["curve"][3]`.
     """
+    if type(value) is float and -_INFINITY < value < _INFINITY:
+        return repr(value)
     if isinstance(value, float):
         # float.__repr__ instead of repr: a numpy.float64 is a float whose repr is "np.float64(0.5)".
         if -_INFINITY < value < _INFINITY:

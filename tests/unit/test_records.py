@@ -95,6 +95,12 @@ def test_the_declared_length_of_a_frame_includes_the_newline():
     assert data.endswith(b"}\n")
 
 
+def test_the_declared_length_of_a_frame_has_six_digits():
+    for size in range(1_100):
+        data = encode(0, "t", "FINAL", 0, "x" * size)
+        assert data[:8] == b"ME%06d" % (len(data) - 8)
+
+
 @given(st.integers(-(2**63), 2**63 - 1) | ids, ids, st.integers(0, 2**63 - 1), json_values)
 def test_an_encoded_record_is_decoded_unchanged(parameter_id, trial_job_id, sequence, value):
     data = encode(parameter_id, trial_job_id, "FINAL", sequence, value)
