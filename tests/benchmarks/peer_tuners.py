@@ -288,11 +288,12 @@ class Vizier(Peer):
     def ask(self) -> Draws:
         (suggestion,) = self._designer.suggest(1)
         self._number += 1
+        for each in self.dimensions:
+            # Vizier 0.1.24 leaves out a parameter whose proposed value is NaN. Without a value, all later proposals would be NaN.
+            if each["name"] not in suggestion.parameters:
+                suggestion.parameters[each["name"]] = _middle_of(each)
         self._asked = suggestion.to_trial(self._number)
         draws = {name: value.value for name, value in suggestion.parameters.items()}
-        absent = [each["name"] for each in self.dimensions if each["name"] not in draws]
-        if absent:  # seen once
-            raise RuntimeError(f"its proposal {self._number} has no value of {', '.join(absent)}")
         for each in self.dimensions:
             if each["kind"] == "choice":
                 draws[each["name"]] = int(draws[each["name"]])
@@ -313,6 +314,15 @@ class Vizier(Peer):
 
         self._asked.complete(measurement, infeasibility_reason=reason)
         self._designer.update(vza.CompletedTrials([self._asked]), vza.ActiveTrials())
+
+
+def _middle_of(dimension: Dimension) -> str | int | float:
+    """The middle of a dimension, as Vizier represents it."""
+    if dimension["kind"] == "choice":
+        return str(dimension["count"] // 2)
+    low, high = dimension["low"], dimension["high"]
+    middle = (low * high) ** 0.5 if dimension["is_log"] else (low + high) / 2
+    return round(middle) if dimension["kind"] == "int" else middle
 
 
 PEERS: dict[str, type[Peer]] = {
