@@ -289,7 +289,7 @@ class Vizier(Peer):
         (suggestion,) = self._designer.suggest(1)
         self._number += 1
         for each in self.dimensions:
-            # Vizier 0.1.24 leaves out a parameter whose proposed value is NaN. Without a value, all later proposals would be NaN.
+            # A proposal of Vizier 0.1.24 may lack a parameter. This was seen on the AdaBoost problem.
             if each["name"] not in suggestion.parameters:
                 suggestion.parameters[each["name"]] = _middle_of(each)
         self._asked = suggestion.to_trial(self._number)
