@@ -114,7 +114,12 @@ class PeerProcess:
         self._dimensions = dimensions_of(space)
         python = INSTALLED / PEERS[peer] / "bin/python"
         single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        cpu = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+        # Compiled functions are the same for all searches of a problem.
+        cache = {
+            "JAX_COMPILATION_CACHE_DIR": str(INSTALLED / PEERS[peer] / "jax-cache"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        cpu = cache | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` closes it
         self._process = subprocess.Popen(
             [str(python), str(_HERE / "peer_tuners.py")],

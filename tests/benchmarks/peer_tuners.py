@@ -262,11 +262,15 @@ class Vizier(Peer):
     """The default designer of Google Vizier: a Gaussian process with an upper confidence bound."""
 
     def start(self) -> None:
+        import gc
+
         import jax
         from vizier import pyvizier as vz
         from vizier._src.algorithms.designers.gp_ucb_pe import VizierGPUCBPEBandit
         from vizier.pyvizier.converters import padding
 
+        # JAX traces the model again for each proposal. The many objects of a trace are collected more rarely than by default.
+        gc.set_threshold(100_000)
         problem = vz.ProblemStatement()
         root = problem.search_space.root
         for each in self.dimensions:

@@ -200,9 +200,9 @@ async def test_the_pending_reason_is_read_from_events_if_the_pod_status_has_none
     site.config = replace(site.config, storage=NfsStorage("nas", "/none"))
     async with site.manager() as service:
         await service.submit(site.settings())
-        await until(lambda: service.pending_reason("trial1"), "the reason is shown", DEADLINE_S)
-        assert service.pending_reason("trial1").startswith(
-            'FailedMount: MountVolume.SetUp failed for volume "nni-vol" : '
+        why = 'FailedMount: MountVolume.SetUp failed for volume "nni-vol" : '
+        await until(
+            lambda: service.pending_reason("trial1").startswith(why), "the reason is shown", DEADLINE_S
         )
         # The service ignores events of other experiments, and older events.
         pod = site.store.get(PODS, "default", f"{NAME}-worker-0")
@@ -295,11 +295,11 @@ async def test_the_pending_reason_of_a_job_without_pods_recommends_to_check_the_
     site.store.create(QUOTAS, "default", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
     async with site.manager() as service:
         await service.submit(site.settings())
-        await until(lambda: service.pending_reason("trial1"), "the reason is shown", DEADLINE_S)
-        assert service.pending_reason("trial1") == (
+        why = (
             "FrameworkController has created no pod of this job yet; check the namespace's quota with `kubectl "
             "describe quota -n default`, and check that FrameworkController runs"
         )
+        await until(lambda: service.pending_reason("trial1") == why, "the reason is shown", DEADLINE_S)
         site.store.delete(QUOTAS, "default", "q")
         await site.is_running()
         assert service.problem == ""

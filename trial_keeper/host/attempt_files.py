@@ -301,7 +301,7 @@ class Tail:
     def truncated_size(self, stream: Stream, promised: int) -> int | None:
         """Return the size of a file with fewer than the `promised` bytes; None if it has more, or cannot be read now.
 
-        A file that was removed, or replaced by a link, has size 0.
+        A file that was removed, or replaced by a link, has size 0. A file with enough bytes is opened again for the next read.
         """
         size = self._size_now(stream)
         if size is None and self._is_removed(stream):
