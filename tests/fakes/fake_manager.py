@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from attempts import AttemptNumbers, attempt_id
 from deadlines import DEADLINE_S
+from forked_programs import ForkedProcess, Program
 from free_ports import free_port_pair
 
 from nni_manager.domain.admission_errors import InvalidToken
@@ -373,24 +374,28 @@ class KeeperProcess:
         environ: dict[str, str],
         prefix: tuple[str, ...] = (),
         arguments: tuple[str, ...] = (),
+        *,
+        is_forked: bool = False,
         **options: Any,
     ) -> None:
         """The output of the keeper goes to files in `folder`. `prefix` is the command that runs the keeper. `options` are
-        arguments of Popen.
+        arguments of Popen. `is_forked`: without any of these the keeper is a fork, see `forked_programs`.
         """
         self.settings = settings
         self.stdout_file, self.stderr_file = folder / "keeper-stdout", folder / "keeper-stderr"
+        environ = environ | settings.to_environ()
+        # The dynamic linker reads its variables when a program starts.
+        is_new = prefix or arguments or options or any(name.startswith("LD_") for name in environ)
+        self.process: subprocess.Popen[bytes] | ForkedProcess
         with self.stdout_file.open("ab") as stdout, self.stderr_file.open("ab") as stderr:
-            self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "trial_keeper", *arguments],
-                **{
-                    "stdin": subprocess.DEVNULL,
-                    "stdout": stdout,
-                    "stderr": stderr,
-                    "env": environ | settings.to_environ(),
-                }
-                | options,
-            )
+            if is_forked and not is_new:
+                self.process = ForkedProcess(Program.KEEPER, stdout=stdout, stderr=stderr, environ=environ)
+            else:
+                self.process = subprocess.Popen(
+                    [*prefix, sys.executable, "-m", "trial_keeper", *arguments],
+                    **{"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr, "env": environ}
+                    | options,
+                )
 
     @property
     def pid(self) -> int:
@@ -439,6 +444,8 @@ class Site:
             for name, value in without_settings(os.environ).items()
             if not name.startswith(("NNI_", "PAI_", "FC_", "CUDA_"))
         }
+        self.forks_keepers = True
+        """Whether keepers are forks if they can be; otherwise they are children of this process."""
         self._keepers: list[KeeperProcess] = []
 
     def add_trial(self, command: str, *, trial_id: str = TRIAL, **fields: Any) -> None:
@@ -477,7 +484,13 @@ class Site:
 
     def start_keeper(self, *, options: dict[str, Any] | None = None, **overrides: Any) -> KeeperProcess:
         """Start a keeper. `overrides` replace settings of the keeper; `options` are arguments of `KeeperProcess`."""
-        keeper = KeeperProcess(self.code.parent, self.settings(**overrides), self.environ, **(options or {}))
+        keeper = KeeperProcess(
+            self.code.parent,
+            self.settings(**overrides),
+            self.environ,
+            is_forked=self.forks_keepers,
+            **(options or {}),
+        )
         self._keepers.append(keeper)
         return keeper
 

@@ -20,7 +20,7 @@ from typing import Any
 import requests
 from attempts import AttemptNumbers, attempt_id, metrics_of
 from deadlines import DEADLINE_S
-from forked_managers import ForkedManager, can_fork
+from forked_programs import ForkedProcess, Program, is_of_tests
 from free_ports import free_port_pair
 
 from nni_manager.client.manager_client import api_url, session_with
@@ -148,7 +148,7 @@ class RealExperiment:
         self.program = PROGRAM
         """Python's arguments that run the manager."""
         self.port = 0
-        self.manager: subprocess.Popen[bytes] | ForkedManager | None = None
+        self.manager: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def create(self) -> None:
         """Create the experiment's folder and database."""
@@ -166,15 +166,15 @@ class RealExperiment:
         """Start a manager: the first, or one that resumes. `options`: further options of its program."""
         self.port = port or free_port_pair()
         arguments = ("--folder", str(self.folder.path), "--host", host, "--port", f"{self.port}", *options)
-        if self.program == PROGRAM and self.is_forked and can_fork(self.environ):
-            self.manager = ForkedManager(arguments, self.folder.manager_stderr)
-        else:
-            with self.folder.manager_stderr.open("ab") as stderr:
+        with self.folder.manager_stderr.open("ab") as output:
+            if self.program == PROGRAM and self.is_forked and is_of_tests(self.environ):
+                self.manager = ForkedProcess(Program.MANAGER, arguments, stdout=output, stderr=output)
+            else:
                 self.manager = subprocess.Popen(
                     [sys.executable, *self.program, *arguments],
                     stdin=subprocess.DEVNULL,
-                    stdout=stderr,
-                    stderr=stderr,
+                    stdout=output,
+                    stderr=output,
                     env=self.environ,
                 )
         wait_until(self._is_ready, "the manager is ready")

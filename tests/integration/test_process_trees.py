@@ -153,6 +153,13 @@ def _nothing_is_left():
 
 
 @pytest.fixture
+def silent_site(silent_site):
+    """Keepers are children of this process, which adopts what they leave."""
+    silent_site.forks_keepers = False
+    return silent_site
+
+
+@pytest.fixture
 def programs(site):
     """The site, with the programs in its code folder, and with a FIFO through which a trial reports that it is ready."""
     equip(site)

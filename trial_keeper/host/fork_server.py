@@ -66,7 +66,7 @@ def _block(environ: Mapping[str, str]) -> bytes:
 
 def serve(run_keeper: Callable[[], int]) -> int:
     """Fork keepers until the manager has ended. `run_keeper` is called in each fork and returns the exit code."""
-    _import_all()
+    import_all()
     shown = _ShownMemory()
     # Objects that a garbage collection of a fork visits would not be shared any more.
     gc.collect()
@@ -93,9 +93,8 @@ def serve(run_keeper: Callable[[], int]) -> int:
     return 0
 
 
-def _import_all() -> None:
+def import_all() -> None:
     """Import what keepers import, also late in their lives."""
-
     import trial_keeper.host.host
     import trial_keeper.host.link
     import trial_keeper.host.mount  # noqa: F401
