@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
@@ -56,6 +57,7 @@ class ForkedProcess:
         stdout: IO[bytes],
         stderr: IO[bytes],
         environ: Mapping[str, str] = _ENVIRON,
+        start_new_session: bool = False,
     ) -> None:
         """Start it."""
         umask = os.umask(0o077)
@@ -64,9 +66,10 @@ class ForkedProcess:
         self.returncode: int | None = None
         """The exit code, or the negative number of the signal that has ended it; None while it runs."""
         self.stdout = self.stderr = None
+        self._waiting = threading.Lock()  # several threads may wait
         self._replies, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
-            request = json.dumps([[*arguments], os.getcwd(), umask, dict(environ)])
+            request = json.dumps([[*arguments], os.getcwd(), umask, dict(environ), start_new_session])
             descriptors = [theirs.fileno(), stdout.fileno(), stderr.fileno()]
             socket.send_fds(_server(program), [request.encode()], descriptors)
         self.pid = int(self._replies.recv(100))
@@ -84,13 +87,17 @@ class ForkedProcess:
         Raises:
             subprocess.TimeoutExpired: it has not ended in this time.
         """
-        if self.returncode is None:
-            self._replies.settimeout(timeout)
-            try:
+        if not self._waiting.acquire(timeout=-1 if timeout is None else timeout):
+            raise subprocess.TimeoutExpired(self._program.value, timeout or 0.0)
+        try:
+            if self.returncode is None:
+                self._replies.settimeout(timeout)
                 self.returncode = int(self._replies.recv(100))
-            except (TimeoutError, BlockingIOError) as error:
-                raise subprocess.TimeoutExpired(self._program.value, timeout or 0.0) from error
-            self._replies.close()
+                self._replies.close()
+        except (TimeoutError, BlockingIOError) as error:
+            raise subprocess.TimeoutExpired(self._program.value, timeout or 0.0) from error
+        finally:
+            self._waiting.release()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -167,7 +174,16 @@ def _imported(program: Program) -> Callable[[], int]:
     return main
 
 
-def _become(program: Program, arguments: list[str], folder: str, umask: int, environ: dict[str, str]) -> None:
+def _become(
+    program: Program,
+    arguments: list[str],
+    folder: str,
+    umask: int,
+    environ: dict[str, str],
+    start_new_session: bool,
+) -> None:
+    if start_new_session:
+        os.setsid()
     os.chdir(folder)
     os.umask(umask)
     os.environ.clear()

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
+
+from forked_programs import ForkedProcess, Program
 
 from nni_manager.domain.completion import Completion
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
@@ -21,7 +21,7 @@ class TeamService(TrainingService):
         super().__init__(on_job_ended)
         self.completion = completion
         self._code_dir = code_dir
-        self.keepers: dict[str, dict[str, subprocess.Popen[bytes]]] = {}
+        self.keepers: dict[str, dict[str, ForkedProcess]] = {}
         self._environs: dict[tuple[str, str], dict[str, str]] = {}
         self._watching: set[asyncio.Task[None]] = set()
 
@@ -56,14 +56,10 @@ class TeamService(TrainingService):
 
     def _start(self, job_id: str, task: str, environ: dict[str, str]) -> None:
         self._environs[job_id, task] = environ
-        self.keepers[job_id][task] = subprocess.Popen(
-            [sys.executable, "-m", "trial_keeper"],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with open(os.devnull, "wb") as nowhere:
+            self.keepers[job_id][task] = ForkedProcess(
+                Program.KEEPER, stdout=nowhere, stderr=nowhere, environ=environ, start_new_session=True
+            )
 
     def replace_keeper(self, job_id: str, task: str) -> None:
         """Kill a task's keeper and start another, like a cluster that restarts a container within its job."""
