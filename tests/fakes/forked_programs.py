@@ -133,7 +133,7 @@ def serve(program: Program, descriptor: int) -> NoReturn:
     """Fork the program for each request, until the tests have ended."""
     main = _imported(program)
     requests = socket.socket(fileno=descriptor)
-    # Nobody waits for the parents of the forks.
+    # The kernel removes ended processes between this one and the forks, because nothing waits for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         request, descriptors, *_ = socket.recv_fds(requests, _LONGEST_REQUEST, 3)

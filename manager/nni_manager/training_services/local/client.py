@@ -23,10 +23,10 @@ from nni_manager.training_services.base import JobEnded, JobPresence, ManagedGpu
 from nni_manager.training_services.local.fork_server import KeeperForkServer
 from nni_manager.training_services.local.gpus import GpuShares, gpus_in_use, gpus_of_this_machine
 from nni_manager.training_services.local.section import LocalSection
+from nni_manager.training_services.reservations import NoRoom, ReservationQueue
 from trial_keeper import processes
 from trial_keeper.gpus import GpusUnseen
 from trial_keeper.settings import KeeperSettings, without_settings
-from trial_keeper.timeouts import set_within
 from trial_keeper.wire.documents import TrialDocument
 from trial_keeper.wire.safe_open import open_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
@@ -77,9 +77,7 @@ class LocalTrainingService(TrainingService):
         self._workspace = workspace
         self._jobs = jobs
         self._gpus = GpuShares.of(config.cluster, config.trial_gpu_number, gpus_of_this_machine())
-        self._gpus_were_freed = asyncio.Event()
-        self._why_pending: dict[str, str] = {}
-        """Of each job that waits for GPUs."""
+        self._reservations = ReservationQueue()
         self._starting: dict[str, bool] = {}
         """The jobs whose processes are being started; True for a job that is to stop."""
         self._running: dict[str, int] = {}
@@ -99,24 +97,22 @@ class LocalTrainingService(TrainingService):
 
     async def reserve(self, job_id: str, trial_id: str | None = None) -> None:
         """Wait for free GPUs, if trials need any."""
-        count = self._config.trial_gpu_number
-        try:
-            while count:
-                self._gpus_were_freed.clear()
-                may_share = self._section.may_use_active_gpu
-                in_use = frozenset() if may_share else await _gpus_in_use() or frozenset()
-                if self._gpus.take(job_id, count, in_use) is not None:
-                    return
-                others = self._gpus.used_by_others(in_use)
-                self._why_pending[job_id] = _why_pending(count, others)
-                # A job that ends is an event; another program's end is not.
-                await set_within(self._gpus_were_freed, _GPU_POLL_S if others else None)
-        finally:
-            self._why_pending.pop(job_id, None)
+        if self._config.trial_gpu_number:
+            await self._reservations.reserve(
+                job_id, partial(self._take, job_id, self._config.trial_gpu_number)
+            )
+
+    async def _take(self, job_id: str, count: int) -> NoRoom | None:
+        in_use = frozenset() if self._section.may_use_active_gpu else await _gpus_in_use() or frozenset()
+        if self._gpus.take(job_id, count, in_use) is not None:
+            return None
+        others = self._gpus.used_by_others(in_use)
+        # A job that ends is an event; another program's end is not.
+        return NoRoom(_why_pending(count, others), _GPU_POLL_S if others else None)
 
     def pending_reason(self, job_id: str) -> str:
         """The GPUs that the job waits for."""
-        return self._why_pending.get(job_id, "")
+        return self._reservations.pending_reason(job_id)
 
     async def gpus(self) -> list[ManagedGpu]:
         """The GPUs that trials may use, if they need any."""
@@ -254,7 +250,7 @@ class LocalTrainingService(TrainingService):
     def release(self, job_id: str) -> None:
         """Free the job's GPUs."""
         self._gpus.release(job_id)
-        self._gpus_were_freed.set()
+        self._reservations.note_freed()
 
     async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
         """Kill the remaining processes of the trials and of a killed keeper: without a container, nothing else ends them."""

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,9 +26,9 @@ from nni_manager.training_services.remote.machine_jobs import JobState
 from nni_manager.training_services.remote.placement import MachineView, Placements
 from nni_manager.training_services.remote.pool import MachinePool, RemoteShare
 from nni_manager.training_services.remote.section import RemoteSection
+from nni_manager.training_services.reservations import NoRoom, ReservationQueue
 from nni_manager.training_services.ssh.client import MachineAway
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.timeouts import set_within
 from trial_keeper.wire.reasons import ExitReason
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class RemoteService(TrainingService):
         self._gpus_per_trial, self._folder = gpus_per_trial, folder.jobs
         self._jobs: dict[str, Job] = {}
         """The jobs that run, or may run because their start was not answered."""
-        self._why_pending: dict[str, str] = {}
+        self._reservations = ReservationQueue()
         self._messages: dict[str, str] = {}
         """The termination messages of jobs that ended without a manager."""
         self._looking, self._looked_at_s = asyncio.Lock(), float("-inf")
@@ -72,8 +73,6 @@ class RemoteService(TrainingService):
         """The machines that answered the last question for their GPUs."""
         self._gpu_problems: dict[str, str] = {}
         """Why the GPUs of a machine cannot be determined."""
-        self._changed = asyncio.Event()
-        """Set when a job has ended, or a machine answers again."""
         self._tasks = TaskSet(lambda error: logger.critical("a bug: please report it", exc_info=error))
         self._loop = asyncio.get_running_loop()
         self._pool = MachinePool(section.machines, folder.workspace, self._on_event, self._on_up)
@@ -90,7 +89,7 @@ class RemoteService(TrainingService):
 
     def pending_reason(self, job_id: str) -> str:
         """What the job waits for."""
-        if reason := self._why_pending.get(job_id):
+        if reason := self._reservations.pending_reason(job_id):
             return reason
         job = self._jobs.get(job_id)
         is_waiting = job is not None and job.settings is not None and not self._client(job).is_up
@@ -110,19 +109,15 @@ class RemoteService(TrainingService):
 
         A trial that is retried returns to a machine that has its checkpoints, if that one has room.
         """
-        if job_id in self._jobs:
-            return
-        try:
-            while True:
-                self._changed.clear()
-                views, away = await self._views()
-                preferred = self._pool.machines_of_trials.get(trial_id or "", ())
-                if self._placements.take(job_id, views, preferred) is not None:
-                    return
-                self._why_pending[job_id] = self._placements.why_pending(views, away)
-                await set_within(self._changed, _GPU_POLL_S)
-        finally:
-            self._why_pending.pop(job_id, None)
+        if job_id not in self._jobs:
+            await self._reservations.reserve(job_id, partial(self._take, job_id, trial_id or ""))
+
+    async def _take(self, job_id: str, trial_id: str) -> NoRoom | None:
+        views, away = await self._views()
+        preferred = self._pool.machines_of_trials.get(trial_id, ())
+        if self._placements.take(job_id, views, preferred) is not None:
+            return None
+        return NoRoom(self._placements.why_pending(views, away), _GPU_POLL_S)
 
     async def _views(self) -> tuple[list[MachineView], list[str]]:
         """The machines that answer, in the order of the file, and the keys of the others."""
@@ -157,7 +152,7 @@ class RemoteService(TrainingService):
         """Free the job's machine, unless the job may run there."""
         if job_id not in self._jobs:
             self._placements.release(job_id)
-            self._changed.set()
+            self._reservations.note_freed()
 
     def note_trial(self, job_id: str, trial_id: str) -> None:
         """Files of the trial belong to the job's machine."""
@@ -296,7 +291,7 @@ class RemoteService(TrainingService):
 
     async def _resume(self, client: MachineClient) -> None:
         """Look at all jobs of a machine that answers again."""
-        self._changed.set()
+        self._reservations.note_freed()
         await self._look_again([job for job in self._jobs.values() if job.key == client.key])
 
     async def _look_again(self, jobs: list[Job]) -> None:
