@@ -73,7 +73,7 @@ quick: .venv/.installed-test ## the tests of single parts in a minute, without t
 
 test: .venv/.installed-test ## the tests of single parts, and of parts together; the environment variable TEST names a single one
 	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else \
-	  pytest -n 8 --dist loadscope --durations 40 tests/contract tests/integration tests/unit; fi
+	  pytest -n 6 --dist loadscope --durations 40 tests/contract tests/integration tests/unit; fi
 
 e2e: .venv/.installed-test ## whole experiments as users run them, also under faults: nnictl, the page in Chromium, images in podman, and real packages of others
 	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else \
