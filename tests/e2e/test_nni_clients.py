@@ -170,7 +170,6 @@ else:
 REGISTER = """
 import sys
 from pathlib import Path
-from pathlib import Path
 from nni_manager.store.folders import ExperimentFolder, Registry
 Registry.of_user().add(ExperimentFolder(Path(sys.argv[1])))
 """

@@ -27,11 +27,13 @@ def far_folder(tmp_path):
     server = subprocess.Popen([sys.executable, far_storage.__file__, folder, mount, tmp_path / "faults.json"])
     try:
         wait_until(mount.is_mount, "the storage is mounted")
-        yield folder, mount
+        try:
+            yield folder, mount
+        finally:
+            subprocess.run(["fusermount3", "-u", "-z", mount], check=True)
     finally:
         server.kill()
         server.wait()
-        subprocess.run(["fusermount3", "-u", "-z", mount], check=True)
 
 
 def test_a_stream_is_read_again_after_another_client_removed_the_attempt_and_the_trial_created_the_file_again(

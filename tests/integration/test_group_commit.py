@@ -120,6 +120,21 @@ def test_the_number_of_waiting_bytes_includes_the_text_of_queued_writes(counting
     asyncio.run(run())
 
 
+def test_everything_is_durable_only_after_the_callback_of_the_last_write(counting):
+    async def run():
+        group = commits.GroupCommit(counting, pytest.fail)
+        called = []
+        group.add([row(0)]).add_done_callback(called.append)
+        while group.waiting_bytes:
+            await asyncio.sleep(0)
+        assert not called
+        await group.add([])
+        assert called
+        await group.close()
+
+    asyncio.run(run())
+
+
 def test_deferred_writes_are_stored_together_with_the_next_awaited_write(counting):
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)

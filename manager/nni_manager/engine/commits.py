@@ -121,7 +121,7 @@ class GroupCommit:
     def add(self, writes: Sequence[Write]) -> "asyncio.Future[Any]":
         """Store the writes; the future is done when they are durable. It fails after a bug or close, or for a full disk at close.
 
-        Without writes, the future is done when everything added before is durable.
+        Without writes, the future is done when everything added before is durable, after the callbacks of those writes.
         """
         if self._failure is not None:
             failed = asyncio.get_running_loop().create_future()
@@ -133,7 +133,10 @@ class GroupCommit:
         parts = [self._put(write) for write in writes] or [waiting.done for waiting in self._all()]
         if parts:
             self._start()
-        stored = asyncio.gather(*parts)
+            stored: asyncio.Future[Any] = asyncio.gather(*parts)
+        else:
+            # The callbacks of a transaction that has just ended are scheduled, but have not run.
+            stored = asyncio.gather(asyncio.sleep(0))
         stored.add_done_callback(_mark_retrieved)
         return stored
 
