@@ -92,7 +92,7 @@ async def talk(folder, reads_before_break, size):
     async with a_link_to(servicer, folder) as (link, events):
         chunk = Chunk(AttemptKey("aBcDe", attempt_id(0), "main-0"), Stream.METRICS, 0, bytes(size))
         for _ in range(ROUNDS):
-            link.open(HELLO)
+            link.open(lambda: HELLO)
             assert isinstance(await events.get(), Welcome)
             # Until the link detects the loss, send messages without pauses, like the keeper of a busy trial.
             while events.empty():
@@ -146,13 +146,13 @@ async def reopen(folder, ticks):
             for number in range(50)
         ]
         for _ in range(ROUNDS):
-            link.open(replace(HELLO, task="given-up"))
+            link.open(lambda: replace(HELLO, task="given-up"))
             for _ in range(ticks):
                 await asyncio.sleep(0)
             while not events.empty():
                 events.get_nowait()
             link.open(
-                HELLO
+                lambda: HELLO
             )  # In a real keeper, this second open() follows when the manager has a new address.
             assert isinstance(await events.get(), Welcome)
             for chunk in chunks:
@@ -173,7 +173,7 @@ async def close_early(folder):
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, _):
         for ticks in range(10 * ROUNDS):
-            link.open(HELLO)
+            link.open(lambda: HELLO)
             for _ in range(ticks % ROUNDS):
                 await asyncio.sleep(0)
             await link.close()
@@ -215,6 +215,42 @@ def test_a_call_that_exceeds_its_timeout_is_cancelled():
     asyncio.run(play())
 
 
+def test_hello_names_a_trial_that_starts_while_the_keeper_connects(tmp_path):
+    asyncio.run(asyncio.wait_for(start_while_connecting(tmp_path), DEADLINE_S))
+
+
+async def start_while_connecting(folder):
+    servicer, running = Recording(), []
+    is_accepted, may_continue = asyncio.Event(), asyncio.Event()
+
+    async def copy(source, target):
+        while data := await source.read(1024):
+            target.write(data)
+        target.close()
+
+    async def accept(reader, writer):
+        is_accepted.set()
+        await may_continue.wait()
+        host, _, port = address.rpartition(":")
+        others = await asyncio.open_connection(host, port)
+        await asyncio.gather(copy(reader, others[1]), copy(others[0], writer))
+
+    async with a_link_to(servicer, folder) as (link, events):
+        workspace = Workspace(folder)
+        document, _ = workspace.read_manager_json()
+        (address,) = document.addresses
+        slow = await asyncio.start_server(accept, "127.0.0.1", 0)
+        port = slow.sockets[0].getsockname()[1]
+        workspace.manager_json.write_bytes(replace(document, addresses=(f"127.0.0.1:{port}",)).to_bytes())
+        link.open(lambda: replace(HELLO, attempts=tuple(running)))
+        await is_accepted.wait()
+        running.append(AttemptKey("aBcDe", attempt_id(0), "main-0"))
+        may_continue.set()
+        assert isinstance(await events.get(), Welcome)
+        slow.close()
+    assert servicer.streams == [[replace(HELLO, attempts=tuple(running))]]
+
+
 def test_messages_and_metrics_are_sent_before_queued_logs(tmp_path):
     asyncio.run(asyncio.wait_for(overtake(tmp_path), DEADLINE_S))
 
@@ -222,7 +258,7 @@ def test_messages_and_metrics_are_sent_before_queued_logs(tmp_path):
 async def overtake(folder):
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
-        link.open(HELLO)
+        link.open(lambda: HELLO)
         assert isinstance(await events.get(), Welcome)
         key = AttemptKey("aBcDe", attempt_id(0), "main-0")
         logs = [
@@ -254,7 +290,7 @@ def test_messages_sent_together_are_batched_up_to_the_request_limits(tmp_path):
 async def send_batches(folder):
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
-        link.open(HELLO)
+        link.open(lambda: HELLO)
         assert isinstance(await events.get(), Welcome)
         (brought,) = servicer.streams
         key = AttemptKey("aBcDe", attempt_id(0), "main-0")
@@ -281,7 +317,7 @@ async def a_coalescing_link(folder):
     """Yield a connected link that coalesces messages, and its server."""
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
-        link.open(HELLO)
+        link.open(lambda: HELLO)
         assert isinstance(await events.get(), Welcome)
         link.set_coalescing(is_allowed=True)
         yield link, servicer
@@ -369,7 +405,7 @@ async def pace(folder):
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
         link.limit_log_rate(are_paced=True)
-        link.open(HELLO)
+        link.open(lambda: HELLO)
         assert isinstance(await events.get(), Welcome)
         (brought,) = servicer.streams
         key = AttemptKey("aBcDe", attempt_id(0), "main-0")
@@ -402,7 +438,7 @@ def test_logs_that_are_sent_without_a_rate_limit_do_not_delay_the_logs_of_the_ne
 async def next_trial(folder):
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
-        link.open(HELLO)
+        link.open(lambda: HELLO)
         assert isinstance(await events.get(), Welcome)
         (brought,) = servicer.streams
         key = AttemptKey("aBcDe", attempt_id(0), "main-0")

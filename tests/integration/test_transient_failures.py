@@ -100,7 +100,7 @@ async def test_the_keeper_connects_again_after_an_unexpected_error(tmp_path, mon
         workspace, KeeperSettings("EXPERIMT", "aBcDe", str(tmp_path), "token", "aBcDe"), events.put_nowait
     )
     for _ in range(2):
-        link.open(Hello("1.0", "EXPERIMT", "aBcDe", "main-0"))
+        link.open(lambda: Hello("1.0", "EXPERIMT", "aBcDe", "main-0"))
         lost = await events.get()
         assert isinstance(lost, LinkLost)
         assert "can't start new thread" in lost.cause

@@ -36,7 +36,7 @@ from trial_keeper.wire.reasons import ExitReason
 def test_a_keeper_starts_a_trial_and_replicates_its_streams_and_reports_its_end(
     simulated: SimulatedKeeper,
 ) -> None:
-    assert simulated.at(0, TrialAssigned(KEY)) == [SpawnTrial(KEY), OpenLink((KEY,))]
+    assert simulated.at(0, TrialAssigned(KEY)) == [SpawnTrial(KEY), OpenLink()]
     assert simulated.at(0, TrialSpawned(KEY, STARTED_AT_S)) == []
     assert simulated.at(1, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
     assert simulated.at(2, grew(100)) == [SendChunk(KEY, Stream.METRICS, 0, 100)]

@@ -31,7 +31,7 @@ def test_the_retry_delays_double_up_to_a_minute(simulated: SimulatedKeeper) -> N
         deadline_s = simulated.keeper.next_deadline_s
         assert deadline_s is not None
         assert simulated.at(deadline_s - 0.01, TimerFired()) == []
-        assert simulated.at(deadline_s, TimerFired()) == [OpenLink((KEY,))]
+        assert simulated.at(deadline_s, TimerFired()) == [OpenLink()]
         waits.append(deadline_s - now_s)
         now_s = deadline_s
     own = waits[0] / FIRST_RETRY_S
@@ -56,7 +56,7 @@ def test_a_keeper_reconnects_and_resumes_sending_at_the_managers_offset(
     simulated.running().at(1, grew(100))
     assert simulated.at(10, LinkLost("reset")) == []
     assert simulated.at(10.1, grew(120)) == []
-    assert simulated.at(10.2, TimerFired()) == [OpenLink((KEY,))]
+    assert simulated.at(10.2, TimerFired()) == [OpenLink()]
     assert simulated.at(10.3, welcome({Stream.METRICS: 60})) == [
         Send(TrialStarted(KEY, STARTED_AT_S)),
         SendChunk(KEY, Stream.METRICS, 60, 60),
@@ -96,7 +96,7 @@ def test_a_keeper_tries_the_new_address_of_a_moved_manager_at_once(simulated: Si
         simulated.at(now_s, LinkLost("nobody there"))
         simulated.at(now_s + 60, TimerFired())
     simulated.at(600, LinkLost("nobody there"))
-    assert simulated.at(601, ManagerMoved()) == [OpenLink((KEY,))]
+    assert simulated.at(601, ManagerMoved()) == [OpenLink()]
     simulated.at(601, LinkLost("not ready yet"))
     assert simulated.keeper.next_deadline_s is not None
     assert 601 < simulated.keeper.next_deadline_s <= 601 + FIRST_RETRY_S
@@ -107,7 +107,7 @@ def test_a_keeper_replaces_a_pending_connection_attempt_when_the_manager_moves(
 ) -> None:
     simulated.running(linked=False)
     assert simulated.keeper.link.state is LinkState.CONNECTING
-    assert simulated.at(1, ManagerMoved()) == [OpenLink((KEY,))]
+    assert simulated.at(1, ManagerMoved()) == [OpenLink()]
     assert simulated.at(2, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
 
 
@@ -139,7 +139,7 @@ def test_a_refusal_after_an_outage_is_logged(simulated: SimulatedKeeper) -> None
 
 def test_a_refused_keeper_connects_to_the_next_manager(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False).at(1, LinkRefused("wrong token"))
-    assert simulated.at(2, ManagerMoved()) == [OpenLink((KEY,))]
+    assert simulated.at(2, ManagerMoved()) == [OpenLink()]
     assert simulated.at(3, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
 
 

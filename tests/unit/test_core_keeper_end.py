@@ -43,7 +43,7 @@ def test_the_trial_end_is_reported_again_on_every_new_connection(simulated: Simu
     simulated.running().at(1, exited(0, size=10))
     for now_s in (2, 4, 6):
         simulated.at(now_s, LinkLost("manager killed"))
-        assert simulated.at(now_s + 1, TimerFired()) == [OpenLink((KEY,))]
+        assert simulated.at(now_s + 1, TimerFired()) == [OpenLink()]
         assert simulated.at(now_s + 1, welcome({Stream.METRICS: 4})) == [
             Send(TrialStarted(KEY, STARTED_AT_S)),
             Send(end),

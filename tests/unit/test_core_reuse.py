@@ -99,7 +99,7 @@ def simulated() -> SimulatedReusedKeeper:
 
 def test_a_keeper_without_a_trial_connects_and_reports_that_it_is_idle() -> None:
     simulated = SimulatedReusedKeeper()
-    assert simulated.at(0, TimerFired()) == [OpenLink(())]
+    assert simulated.at(0, TimerFired()) == [OpenLink()]
     assert simulated.at(0, Welcome("0.6.0")) == [IDLE]
 
 
@@ -125,7 +125,7 @@ def test_one_connection_carries_the_bytes_of_a_closing_trial_and_of_a_running_tr
     sent = simulated.at(2, StreamsGrew(key_of("second"), {Stream.METRICS: 5}))
     assert sent == [SendChunk(key_of("second"), Stream.METRICS, 0, 5)]
     simulated.at(3, LinkLost("gone"))
-    assert simulated.at(10, TimerFired()) == [OpenLink((key_of("first"), key_of("second")))]
+    assert simulated.at(10, TimerFired()) == [OpenLink()]
     again = simulated.at(10, Welcome("0.6.0", (AttemptOffsets(key_of("first"), {Stream.METRICS: 4}),)))
     assert [effect.offset for effect in again if isinstance(effect, SendChunk)] == [4, 0]
     assert IDLE not in again
@@ -270,7 +270,7 @@ def test_a_keeper_exits_if_it_is_idle_for_too_long(simulated: SimulatedReusedKee
 def test_a_job_that_cannot_reach_a_manager_exits_after_two_minutes() -> None:
     simulated = SimulatedReusedKeeper()
     for now_s in (0, 60, 119):
-        assert simulated.at(now_s, TimerFired()) == [OpenLink(())]
+        assert simulated.at(now_s, TimerFired()) == [OpenLink()]
         simulated.at(now_s, LinkLost("nobody there"))
     assert ExitKeeper(KeeperExit.MANAGER_UNREACHABLE) in simulated.at(120, TimerFired())
     assert "the manager could not be reached" in simulated.log[-1]
@@ -383,6 +383,6 @@ def test_a_refused_keeper_connects_to_the_next_manager() -> None:
     simulated = SimulatedReusedKeeper()
     simulated.at(0, TimerFired())
     simulated.at(1, LinkRefused("wrong token"))
-    assert simulated.at(20, ManagerMoved()) == [OpenLink(())]
+    assert simulated.at(20, ManagerMoved()) == [OpenLink()]
     assert simulated.at(20, Welcome("0.6.0")) == [IDLE]
     assert simulated.at(100, TimerFired()) == []

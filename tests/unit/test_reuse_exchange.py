@@ -82,8 +82,8 @@ class Container:
                         self.stream.to_manager.append(message)
                 case keeper.RecordExit(ended=ended):
                     self.world.exits[ended.key] = ended
-                case keeper.OpenLink(attempts=attempts):
-                    self.stream = self.world.admit(self.job_id, attempts)
+                case keeper.OpenLink():
+                    self.stream = self.world.admit(self.job_id, tuple(self.keeper.attempts))
                 case keeper.ExitKeeper(code=code):
                     self.exit_code = code
                 case _:

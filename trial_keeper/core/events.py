@@ -244,9 +244,7 @@ class SignalTrial:
 
 @dataclass(frozen=True, slots=True)
 class OpenLink:
-    """Connect to the manager that manager.json names, and send Hello with these attempts."""
-
-    attempts: tuple[m.AttemptKey, ...]
+    """Connect to the manager that manager.json names, and send Hello with the attempts of that time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -416,7 +416,7 @@ class Keeper:
         if not self.link.is_due(now_s):
             return []
         self.link.apply(LinkEvent.DUE, now_s)
-        return [events.OpenLink(tuple(self.attempts))]
+        return [events.OpenLink()]
 
     def _note_link(self, welcome: m.Welcome, now_s: float) -> list[Effect]:
         self.link.apply(LinkEvent.OPENED, now_s)

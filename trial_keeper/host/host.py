@@ -181,16 +181,17 @@ class Host:
         if not self._context.is_in_loop:
             self._waiting_for_loop.append(effect)
             return
+        self._context.link.open(self._hello)
+
+    def _hello(self) -> Hello:
         settings = self._context.settings
-        self._context.link.open(
-            Hello(
-                __version__,
-                settings.experiment_id,
-                settings.job_id,
-                self._context.task,
-                attempts=effect.attempts,
-                supports_revoke=settings.is_reused,
-            )
+        return Hello(
+            __version__,
+            settings.experiment_id,
+            settings.job_id,
+            self._context.task,
+            attempts=tuple(self._core.attempts),
+            supports_revoke=settings.is_reused,
         )
 
     def _release(self, effect: events.ReleaseAttempt) -> None:

@@ -209,14 +209,16 @@ class ManagerLink:
         """Allow delaying messages to coalesce them, from now on, if the manager waits for none of them."""
         self._outgoing.set_coalescing(is_allowed=is_allowed)
 
-    def open(self, hello: Hello) -> None:
-        """Connect in the background; cancels a connection attempt in progress."""
+    def open(self, hello: Callable[[], Hello]) -> None:
+        """Connect in the background; cancels a connection attempt in progress.
+
+        `hello` is called after that: a trial that starts in the meantime would otherwise seem lost to the manager.
+        """
         if self._task is not None:
             self._task.cancel()
         # Each stream has its own queue: a closing stream must neither send its successor's messages nor post events.
         self._outgoing = self._new_outgoing()
-        self._outgoing.put(hello)
-        self._task = asyncio.get_running_loop().create_task(self._run(self._outgoing))
+        self._task = asyncio.get_running_loop().create_task(self._run(self._outgoing, hello))
 
     def send(self, message: KeeperMessage) -> None:
         """Queue a message after the others of its lane; see `_SendQueue`."""
@@ -239,9 +241,9 @@ class ManagerLink:
     def _new_outgoing(self) -> _SendQueue:
         return _SendQueue(lambda: self._logs_are_paced)
 
-    async def _run(self, outgoing: _SendQueue) -> None:
+    async def _run(self, outgoing: _SendQueue, hello: Callable[[], Hello]) -> None:
         try:
-            outcome: LinkLost | LinkRefused = await self._outcome(outgoing)
+            outcome: LinkLost | LinkRefused = await self._outcome(outgoing, hello)
         except Exception as error:  # noqa: BLE001 - such as: no thread can be started, because the trial has used up all pids
             # Otherwise nobody would notice the end of this task, and the keeper would never connect again.
             outcome = LinkLost(
@@ -253,7 +255,7 @@ class ManagerLink:
         if outgoing is self._outgoing:
             self._post(event)
 
-    async def _outcome(self, outgoing: _SendQueue) -> LinkLost | LinkRefused:
+    async def _outcome(self, outgoing: _SendQueue, hello: Callable[[], Hello]) -> LinkLost | LinkRefused:
         """Exchange messages until the stream ends. Returns the cause."""
         try:
             document, manager_uid = self._workspace.read_manager_json()
@@ -267,7 +269,7 @@ class ManagerLink:
                 if document.certificate is None:
                     # Without a certificate only the uid shows that the manager still owns this port.
                     verify_address(address, [manager_uid])
-                await self._exchange(channel, outgoing)
+                await self._exchange(channel, outgoing, hello)
             except TimeoutError:
                 return LinkLost(f"{address} does not respond within {CONNECT_TIMEOUT_S:g} s")
             except UntrustedListener as error:
@@ -283,12 +285,14 @@ class ManagerLink:
                 return LinkRefused(str(error))
             return LinkLost(f"{address} closed the stream")
 
-    async def _exchange(self, channel: grpc.aio.Channel, outgoing: _SendQueue) -> None:
+    async def _exchange(
+        self, channel: grpc.aio.Channel, outgoing: _SendQueue, hello: Callable[[], Hello]
+    ) -> None:
         metadata = ((JOB_KEY, self._settings.job_id), (TOKEN_KEY, self._settings.token))
         call = KeeperServiceStub(channel).Connect(metadata=metadata)
         # A task of our own: gRPC leaves the one that reads an iterator of requests pending when a stream ends, and asyncio
         # then complains on stderr.
-        sending = asyncio.ensure_future(_send(call, outgoing))
+        sending = asyncio.ensure_future(_send(call, outgoing, hello))
         try:
             # An address without a listener fails at once; a firewall that drops packets causes the full timeout.
             response = await within(CONNECT_TIMEOUT_S, call.read())
@@ -301,8 +305,9 @@ class ManagerLink:
             await asyncio.gather(sending, return_exceptions=True)
 
 
-async def _send(call: Any, outgoing: _SendQueue) -> None:
-    """Send what is queued until the stream ends. The reader of the stream reports why it has ended."""
+async def _send(call: Any, outgoing: _SendQueue, hello: Callable[[], Hello]) -> None:
+    """Send Hello, and what is queued until the stream ends. The reader of the stream reports why it has ended."""
+    outgoing.put(hello())
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while True:
             first = await outgoing.take()
