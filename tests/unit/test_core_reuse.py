@@ -276,6 +276,12 @@ def test_a_job_that_cannot_reach_a_manager_exits_after_two_minutes() -> None:
     assert "the manager could not be reached" in simulated.log[-1]
 
 
+def test_a_trial_that_arrives_when_the_idle_timeout_ends_is_started(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first", 600.0)
+    simulated.exits("first", 601.0)
+    simulated.runs("second", 1201.0)
+
+
 def test_the_idle_timeout_counts_from_the_end_of_the_last_trial_even_without_a_connection(
     simulated: SimulatedReusedKeeper,
 ) -> None:

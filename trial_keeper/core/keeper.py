@@ -116,7 +116,7 @@ class Keeper:
                 self.link.reset_backoff()
                 return self._note_durable(event.attempt, now_s)
             case m.RunTrial():
-                return self._prepare(event)
+                return self._prepare(event, now_s)
             case m.RevokeTrial():
                 return self._revoke(event.trial_id)
             case events.TrialAssigned():
@@ -176,7 +176,7 @@ class Keeper:
 
     # ---- the attempt that runs
 
-    def _prepare(self, run: m.RunTrial) -> list[Effect]:
+    def _prepare(self, run: m.RunTrial, now_s: float) -> list[Effect]:
         trial_id = run.trial_id
         if trial_id in self._queue or self._has_started(trial_id):
             return []  # a resend: the manager has no proof that the first message arrived
@@ -186,6 +186,7 @@ class Keeper:
         if self.current is not None:
             self._queue[trial_id] = run
             return self._prewarm_next() if len(self._queue) == 1 else []
+        self._idle_since_s = now_s  # the idle timeout may be over, and the keeper must not exit before the trial starts
         return [events.PrepareTrial(trial_id, run.attempt_id)]
 
     def _has_started(self, trial_id: str) -> bool:
