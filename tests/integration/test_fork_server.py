@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import pytest
 from deadlines import DEADLINE_S
 from real_experiment import until, wait_until
 
+from nni_manager.errors import RetryableError
 from nni_manager.training_services.local.fork_server import KeeperForkServer
 from nni_manager.training_services.platform import platform_of
 from trial_keeper import processes
@@ -101,6 +103,29 @@ async def test_a_job_ends_without_a_trial_if_it_is_stopped_while_its_keeper_is_f
         assert [end.job_id for end in ends] == ["JOB1"]
         assert "cannot find" not in ends[0].message, "the keeper has looked for its trial"
     finally:
+        await service.close()
+
+
+async def test_a_new_process_that_the_manager_cannot_watch_is_killed_before_the_job_is_submitted_again(
+    a_real_experiment, monkeypatch
+):
+    experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
+    service = platform_of(experiment.config).make_service(experiment.folder)(lambda _: None)
+    refused = []
+
+    def refuse(pid):
+        refused.append(pid)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(service, "forks_keepers", False)
+    monkeypatch.setattr(processes, "open_pidfd", refuse)
+    workspace = str(experiment.folder.workspace.root)
+    try:
+        with pytest.raises(RetryableError, match="Too many open files"):
+            await service.submit(KeeperSettings("TESTEXPT", "JOB1", workspace, "c0ffee", trial_id="JOB1"))
+        assert [psutil.pid_exists(pid) for pid in refused] == [False]
+    finally:
+        monkeypatch.undo()
         await service.close()
 
 

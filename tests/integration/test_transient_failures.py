@@ -58,6 +58,27 @@ async def test_the_metrics_of_an_attempt_are_read_once_if_two_attempts_continue_
     assert len(reads) == 2
 
 
+async def test_the_metrics_of_an_earlier_attempt_are_read_after_its_received_writes_are_stored():
+    order, is_stored = [], asyncio.Event()
+
+    async def store():
+        await is_stored.wait()
+        order.append("stored")
+
+    async def drain_source(trial, key):
+        order.append("read")
+
+    runtime = Runtime()
+    runtime.durable = lambda: asyncio.ensure_future(store())
+    ingest = MagicMock(**{"is_awaited.return_value": False})
+    poller = SimpleNamespace(drain_source=drain_source)
+    JobRecovery(runtime, MagicMock(), MagicMock(), MagicMock(), ingest, poller).drain_source(KEY)
+    is_stored.set()
+    await runtime.tasks.join()
+    assert runtime.failures == []
+    assert order[:2] == ["stored", "read"]
+
+
 async def test_the_manager_ends_if_the_database_cannot_be_read_after_a_report_is_stored():
     runtime = Runtime()
     reader = MagicMock(**{"marks.side_effect": StoreBusy("the disk does not answer")})

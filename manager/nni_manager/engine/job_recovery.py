@@ -241,6 +241,8 @@ class JobRecovery:
 
     async def _drain_source(self, key: AttemptKey) -> None:
         trial = self.experiment.trials[key.trial_id]
+        # The manager may have closed the attempt with writes that are not stored; the stored offsets would repeat them.
+        await asyncio.shield(self.runtime.durable())
         try:
             await self.storage_poller.drain_source(trial, key)
         except StoragePermissionDenied as error:

@@ -163,8 +163,13 @@ class LocalTrainingService(TrainingService):
             start_new_session=True,
         )
         open_files.restore_limit(child.pid)
+        try:
+            self._watch(job_id, child.pid)
+        except OSError:  # too many open files: the submission is retried, and must not start a second keeper beside this one
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            raise
         self._children[job_id] = child
-        self._watch(job_id, child.pid)
 
     def _watch_fork(self, job_id: str, pid: int, exit_code: "asyncio.Future[int | None]") -> None:
         if not self._watch(job_id, pid):
