@@ -186,9 +186,8 @@ class Keeper:
         if self.current is not None:
             self._queue[trial_id] = run
             return self._prewarm_next() if len(self._queue) == 1 else []
-        self._idle_since_s = (
-            now_s  # the idle timeout may be over, and the keeper must not exit before the trial starts
-        )
+        # The idle timeout may be over, and the keeper must not exit before the trial starts.
+        self._idle_since_s = now_s
         return [events.PrepareTrial(trial_id, run.attempt_id)]
 
     def _has_started(self, trial_id: str) -> bool:
