@@ -46,14 +46,18 @@ get_next_parameters = get_next_parameter
 
 __all__ = [
     "SdkError",
+    "checkpoint_dir",
     "get_current_parameter",
     "get_experiment_id",
     "get_next_parameter",
     "get_next_parameters",
     "get_sequence_id",
     "get_trial_id",
+    "load_checkpoint",
     "report_final_result",
     "report_intermediate_result",
+    "save_checkpoint",
+    "seed_everything",
     "should_stop",
     "stop_reason",
 ]
@@ -69,6 +73,10 @@ _HOMES = {
     "load_checkpoint": "checkpoints",
     "save_checkpoint": "checkpoints",
 }
+
+
+def __dir__():  # type: () -> list[str]
+    return sorted({*globals(), *_MODULES, *_HOMES})
 
 
 def __getattr__(name):  # type: (str) -> object

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import math
 import os
 import platform
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import psutil
 import pytest
 from deadlines import DEADLINE_S
@@ -175,11 +177,17 @@ def test_experiment_wait_returns_after_the_end_of_trials_that_were_added_later(p
         prepared().wait()
     with prepared() as experiment:
         experiment.start()
-        experiment.enqueue_trial({"x": 4.5})
+        experiment.enqueue_trial({"x": numpy.float32(4.5)})
+        with pytest.raises(UserError, match=r"cannot send {'x': nan} to the manager: it is not JSON"):
+            experiment.enqueue_trial({"x": math.nan})
+        with pytest.raises(UserError, match=r"cannot import \[\]: it has no list of results"):
+            experiment.import_data([])
         with Experiment.connect(experiment.port) as other:
             assert other.wait() is True
         assert experiment.wait() is True
         assert experiment.get_status() == "DONE"
+        results = [each for each in experiment.export_data() if each.parameter["x"] <= 1]
+        assert experiment.import_data(results) == len(results) == 1
         assert 4.5 in [trial.parameters["x"] for trial in experiment.list_trial_jobs()]
     assert experiment.wait() is True
     assert "2/2 ended" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from user_home import environ_of, left_in, processes_of
 import nni_sdk
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.errors import UserError
-from nni_manager.experiment import AlgorithmConfig, Experiment, search
+from nni_manager.experiment import AlgorithmConfig, CustomAlgorithmConfig, Experiment, LocalConfig, search
 
 SPACE = {
     "x": {"_type": "uniform", "_value": [0, 1]},
@@ -156,12 +156,76 @@ def test_search_names_an_invalid_argument_in_its_error(place):
         search(len, SPACE, tuner=AlgorithmConfig(name="TPE"), seed=1)
     with pytest.raises(UserError, match="cannot use seed=1 together with a configured advisor"):
         search(len, SPACE, advisor=AlgorithmConfig(name="BOHB"), seed=1)
+    for field, remedy in (
+        ({"n_trials": 3}, "its argument `trials`"),
+        ({"maxTrialNumber": 3}, "its argument `trials`"),
+        ({"trial_concurrency": 2}, "its argument `concurrency`"),
+        ({"trial_code_directory": "/tmp"}, "the function runs in the current directory"),
+        ({"training_service": {"platform": "slurm"}}, "cannot run the function builtins:len on slurm"),
+        (
+            {
+                "tuner": AlgorithmConfig(name="TPE", class_args={"optimize_mode": "minimize"}),
+                "maximize": True,
+            },
+            "remove one",
+        ),
+    ):
+        with pytest.raises(UserError, match=remedy):
+            search(len, SPACE, **field)
+    for wrong in (
+        {"objectives": ["loss"]},
+        {"objectives": {"metric": "a", "mode": "minimize"}},
+        {"assessor": 5},
+    ):
+        with pytest.raises(ConfigInvalid, match=rf"cannot use config\.{next(iter(wrong))}"):
+            search(len, SPACE, **wrong)
+    with pytest.raises(ConfigInvalid, match="a name must be text"):
+        search(len, {1: {"_type": "uniform", "_value": [0, 1]}})
     for other in ({"tuner": "TPE"}, {"assessor": "Medianstop"}):
         (name,) = other
         with pytest.raises(
             UserError, match=f"cannot use {name}='.*' together with advisor='BOHB'.*remove {name} or"
         ):
             search(len, SPACE, advisor="BOHB", **other)
+
+
+OWN = """
+import nni_sdk.tuner
+
+class Own(nni_sdk.tuner.Tuner):
+    def __init__(self, first):
+        self.next = first
+
+    def update_search_space(self, space):
+        pass
+
+    def generate_parameters(self, parameter_id, **kwargs):
+        self.next += 1
+        return {"x": self.next}
+
+    def receive_trial_result(self, parameter_id, parameters, value, **kwargs):
+        pass
+"""
+
+
+def test_a_configured_tuner_keeps_its_direction_and_an_own_class_its_arguments(place):
+    space = {"x": {"_type": "choice", "_value": [1, 2, 3]}}
+    largest = AlgorithmConfig(name="GridSearch", class_args={"optimize_mode": "maximize"})
+    found = search(
+        lambda parameters: parameters["x"],
+        space,
+        tuner=largest,
+        training_service=LocalConfig(reuse_mode=False),
+    )
+    assert found.best.value == 3
+    assert list(traces_of(found.plot_history())[1].y) == sorted(found.trials.value)
+    assert found.experiment.config.training_service.reuse_mode is False
+
+    (place / "own.py").write_text(OWN)
+    own = CustomAlgorithmConfig(class_name="own.Own", class_args={"first": 0})
+    for maximize, best in ((False, 1), (True, 3)):
+        found = search(lambda parameters: parameters["x"], space, trials=3, tuner=own, maximize=maximize)
+        assert (list(found.trials.value), found.best.value) == ([1, 2, 3], best)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_the_search_ends_at_the_failure_limit_and_reports_the_common_cause():
     error = failures.note(a_trial(), 3)
     assert error.startswith("cannot continue the search: the last 3 trials failed, and none has succeeded: ")
     assert (
-        ": exit code 1: KeyError: 'lr' (train.py:12); fix the training code, then run `nnictl resume`; "
+        ": exit code 1: KeyError: 'lr' (train.py:12); fix the training code, then run `nnictl resume`, or "
         in error
     )
     assert failures.note(a_trial(), 3) == "", "the error is reported once"

@@ -106,6 +106,9 @@ def test_an_objective_function_enables_job_reuse_and_warm_imports_by_default(mod
     assert (applied.training_service.reuse_mode, applied.warm_imports) == (False, None)
     with pytest.raises(ConfigInvalid, match="search_space"):
         applied.checked()
+    experiment.config.training_service.reuse_mode, experiment.config.warm_imports = True, "numpy"
+    with pytest.raises(ConfigInvalid, match=r"config.warm_imports: .* is not a list of module names"):
+        made.applied_to(experiment.config).checked()
 
 
 def test_the_offline_check_of_an_objective_function_accepts_a_script_in_the_code_folder(module, tmp_path):

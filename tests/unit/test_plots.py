@@ -1,5 +1,7 @@
 """The plots of trials, without a manager."""
 
+from dataclasses import replace
+
 import pytest
 
 from nni_manager.errors import UserError
@@ -7,8 +9,9 @@ from nni_manager.experiment.data import TrialJob
 from nni_manager.experiment.plots import Plots
 
 
-def trial(number, value, **parameters):
-    return TrialJob(f"t{number}", "SUCCEEDED", [], "", 0, 1, [], number, value, "", parameters)
+def trial(number, value, violates=(), **parameters):
+    job = TrialJob(f"t{number}", "SUCCEEDED", [], "", 0, 1, [], number, value, "", parameters)
+    return replace(job, violates=[*violates])
 
 
 def test_a_history_omits_trials_without_a_number_and_shows_the_best_result_so_far():
@@ -22,6 +25,13 @@ def test_a_history_omits_trials_without_a_number_and_shows_the_best_result_so_fa
     for is_maximized, best in ((True, (2, 3, 3)), (False, (2, 2, 1))):
         results, so_far = Plots(trials, is_maximized=is_maximized).history().data
         assert (results.x, results.y, so_far.y) == ((0, 3, 4), (2, 3, 1), best)
+
+
+def test_a_result_that_violates_a_constraint_is_not_the_best_of_a_history():
+    trials = [trial(0, 3.0), trial(1, 1.0, ["size ≤ 5"]), trial(2, 2.0)]
+    results, so_far, others = Plots(trials, is_maximized=False).history().data
+    assert (results.x, results.y, so_far.y) == ((0, 2), (3, 2), (3, 2))
+    assert (others.name, others.x, others.y) == ("violates a constraint", (1,), (1,))
 
 
 def test_parallel_coordinates_have_axes_for_log_scales_and_choices_and_nested_parameters():
@@ -86,6 +96,9 @@ def test_importances_require_ten_results_and_show_the_highest_on_top():
     few = Plots([trial(n, float(n), x=n) for n in range(9)], is_maximized=True)
     with pytest.raises(UserError, match=r"9 trials have a number 'default'; 10 are needed; run more trials"):
         few.importances()
+    of_loss = Plots([trial(0, 1.0, x=0)], is_maximized=True, objectives=("loss",))
+    with pytest.raises(UserError, match="1 trials have a number 'loss'"):
+        of_loss.importances()
     many = Plots([trial(n, float(n), x=n / 40, y=n * 17 % 40) for n in range(40)], is_maximized=True)
     (bars,) = many.importances().data
     assert bars.y[-1] == "x"

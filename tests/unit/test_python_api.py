@@ -278,7 +278,16 @@ def test_a_data_frame_of_results_has_a_column_for_each_parameter():
     assert frame["value"].tolist() == [0.9, 0.5]
     assert frame["lr"].mean() == pytest.approx(0.15)
     assert list(frame_of([]).columns) == ["trialJobId", "value"]
-    assert frame_of(RESULTS, metric="loss")["value"].tolist() == [1, 0.5]
+    assert frame_of(RESULTS, ("loss",))["value"].tolist() == [1, 0.5]
+
+
+def test_a_result_without_one_of_the_metrics_has_an_empty_value_in_a_data_frame():
+    pytest.importorskip("pandas")
+    values = frame_of([*RESULTS, TrialResult({"lr": 0.3}, {"loss": 0.2}, "y")], ("default", "loss"))["value"]
+    assert values.isna().tolist() == [False, False, True]
+    assert values.min() == 0.5
+    other = frame_of([TrialResult({"lr": 0.3}, {"loss": 0.2}, "y")])
+    assert list(other.columns) == ["trialJobId", "lr", "value", "value/loss"]
 
 
 def test_the_error_contains_a_remedy_if_a_data_frame_is_requested_without_pandas(monkeypatch):
@@ -315,3 +324,5 @@ def test_a_trial_is_refused_with_a_remedy_if_it_is_enqueued_before_the_experimen
         NotStarted, match=r"call start\(\) first, or write config.initial_trials = \[\{'x': 0.5\}\]$"
     ):
         Experiment("local").enqueue_trial({"x": 0.5})
+    with pytest.raises(UserError, match="cannot start a trial with 'x': it is not a mapping"):
+        Experiment("local").enqueue_trial("x")

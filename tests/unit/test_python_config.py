@@ -15,6 +15,7 @@ from nni_manager.config.document import as_yaml
 from nni_manager.config.python_document import to_python_names
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.v2 import aliases_on, keys_of_v2
+from nni_manager.errors import UserError
 from nni_manager.experiment import (
     AlgorithmConfig,
     AliasHint,
@@ -323,6 +324,15 @@ def test_the_error_for_an_unknown_platform_lists_the_supported_platforms(platfor
     with pytest.raises(PlatformUnknown) as caught:
         ExperimentConfig(platform)
     assert expected in str(caught.value)
+
+
+def test_a_training_service_beside_a_platform_is_kept_and_must_be_of_that_platform():
+    config = ExperimentConfig("local", training_service={"platform": "local", "reuse_mode": False})
+    assert config.training_service.reuse_mode is False
+    with pytest.raises(
+        UserError, match="cannot use the platform 'local' together with training_service = Slurm"
+    ):
+        ExperimentConfig("local", training_service={"platform": "slurm"})
 
 
 @pytest.mark.parametrize(

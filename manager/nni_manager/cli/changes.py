@@ -146,12 +146,12 @@ def add(path: Path, experiment_id: str | None) -> None:
     trials = document.value if isinstance(document.value, list) else [document.value]
     wrong = [(index, each) for index, each in enumerate(trials) if not isinstance(each, dict)]
     example_of = 'write the parameters as a mapping, such as {"lr": 0.1}'
+    mistakes = [
+        ((index,), f"cannot start a trial: {shown(each)} is no mapping; {example_of}")
+        for index, each in wrong
+    ]
     _refuse(
-        document,
-        [
-            ((index,), f"cannot start a trial: {shown(each)} is no mapping; {example_of}")
-            for index, each in wrong
-        ],
+        document, mistakes if trials else [((), f"cannot start a trial: the list is empty; {example_of}")]
     )
     current = client.get("/configuration")
     space = parse_search_space(current["searchSpace"], for_own_class=True)

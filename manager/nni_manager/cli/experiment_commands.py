@@ -244,7 +244,7 @@ def export(
         text = to_json(records)
     elif all_trials:
         values = {each["trialJobId"]: each["value"] for each in records}
-        names, rows = results.all_trials(known.trial_list(), values, objectives.first.metric)
+        names, rows = results.all_trials(known.trial_list(), values, objectives.metrics)
         if objectives.has_several:
             front = {each["trialJobId"]: each["onFront"] for each in records}
             names = [*names, "onFront"]
@@ -253,7 +253,7 @@ def export(
     elif nni_columns or options.prefers_nni_output():
         text = nni_output.to_csv(records)
     else:
-        text = to_csv(records, objectives.first.metric)
+        text = to_csv(records, objectives.metrics)
     if not records:
         name = known.experiment_id
         output.warning(
@@ -334,16 +334,16 @@ def to_json(records: Sequence[Record]) -> str:
     return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
 
 
-def to_csv(records: Sequence[Record], metric: str = "default") -> str:
+def to_csv(records: Sequence[Record], metrics: Sequence[str] = ("default",)) -> str:
     """A CSV table with a column for each parameter, named as in `flat_columns`. Values that are not text are JSON.
 
-    `metric`: that of the first objective, whose number is in the column `value`.
+    `metrics`: those that a result must have; the number of the first one is in the column `value`.
     Columns `tags` (separated by spaces) and `note` are present if a trial has any.
     """
     optional = ("onFront", "intermediate", *PROVENANCE, "tags", "note")
     further = [name for name in optional if any(name in each for each in records)]
     results_of = [(each["trialJobId"], each["parameter"], each["value"]) for each in records]
-    names, rows = flat_columns(results_of, further, metric)
+    names, rows = flat_columns(results_of, further, metrics)
     for row, each in zip(rows, records, strict=True):
         row |= {name: each[name] for name in further if name in each}
         if "tags" in each:

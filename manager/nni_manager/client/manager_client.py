@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -65,17 +66,18 @@ class ManagerClient:
 
     def put(self, path: str, document: Any, **query: str) -> Any:
         """Send a PUT request with the document; `path` and errors as for `get`."""
-        return self._request("PUT", path, (), within_s=_CHANGED_TIMEOUT_S, json=document, params=query)
+        return self._request(
+            "PUT", path, (), within_s=_CHANGED_TIMEOUT_S, data=_encoded(document), params=query
+        )
 
     def post(self, path: str, *names: str, document: Any = None, **query: str) -> Any:
         """Send a POST request with the document; other arguments and errors as for `get`."""
-        return self._request("POST", path, names, within_s=_CHANGED_TIMEOUT_S, json=document, params=query)
+        body = None if document is None else _encoded(document)
+        return self._request("POST", path, names, within_s=_CHANGED_TIMEOUT_S, data=body, params=query)
 
     def patch(self, path: str, *names: str, document: Any) -> Any:
         """Send a PATCH request with the document; other arguments and errors as for `get`."""
-        # Text in UTF-8 is smaller than JSON's escapes, and the manager limits a body to 64 KiB.
-        body = json.dumps(document, ensure_ascii=False).encode()
-        return self._request("PATCH", path, names, within_s=_CHANGED_TIMEOUT_S, data=body)
+        return self._request("PATCH", path, names, within_s=_CHANGED_TIMEOUT_S, data=_encoded(document))
 
     def _request(
         self,
@@ -142,6 +144,22 @@ class ManagerClient:
             f"cannot reach the manager of experiment {self.experiment_id} at {self.url}: {why}; "
             f"wait and try again, or see `nnictl log manager {self.experiment_id}`"
         )
+
+
+def _encoded(document: Any) -> bytes:
+    """The body of a request.
+
+    Raises:
+        UserError: the document is not JSON.
+    """
+    # Text in UTF-8 is smaller than JSON's escapes, and the manager limits a body.
+    try:
+        return json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"cannot send {reprlib.repr(document)} to the manager: it is not JSON ({error}); use only text, finite numbers, "
+            "True, False, None, and lists and mappings of these"
+        ) from error
 
 
 def session_with(process: ManagerProcess) -> requests.Session:

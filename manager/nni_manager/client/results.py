@@ -13,19 +13,19 @@ NO_RESULT = object()
 
 
 def all_trials(
-    trials: Sequence[Mapping[str, Any]], results: Mapping[str, Any], metric: str = "default"
+    trials: Sequence[Mapping[str, Any]], results: Mapping[str, Any], metrics: Sequence[str] = ("default",)
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """The names of the columns, and a row for each trial, also without a result.
 
     The columns are those of `flat_columns`, and `number`, `state`, `durationS`, `tags` and `note`.
 
-    `trials`: entries of the list of trials; `results`: the final results that count, by trial; `metric`: see `flat_columns`.
+    `trials`: entries of the list of trials; `results`: the final results that count, by trial; `metrics`: see `flat_columns`.
     """
     fixed = ("number", "state", "durationS", "tags", "note")
     names, rows = flat_columns(
         [(each["id"], each["parameters"], results.get(each["id"], NO_RESULT)) for each in trials],
         fixed,
-        metric,
+        metrics,
     )
     for each, row in zip(trials, rows, strict=True):
         row |= {"number": each["sequenceId"], "state": each["state"]}
@@ -57,16 +57,16 @@ def duration_s(trial: Mapping[str, Any]) -> float | None:
 def flat_columns(
     results: Sequence[tuple[str, Mapping[str, Any], Any]],
     reserved: Sequence[str] = (),
-    metric: str = "default",
+    metrics: Sequence[str] = ("default",),
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """The names of the columns, and a row for each result: the trial's id, its parameters, and its final result.
 
-    Names of nested parameters contain a slash (`layer/size`). Column `value` has the result or, if the result is a dict, its
-    `metric`, that of the first objective; columns `value/NAME` have all entries but `default`. A parameter with the name of
-    another column, or one of `reserved`, becomes `parameter/NAME`.
+    Names of nested parameters contain a slash (`layer/size`). Column `value` has the result or, if the result is a dict with all
+    `metrics`, the first one, that of the first objective; columns `value/NAME` have all entries but `default`. A parameter with
+    the name of another column, or one of `reserved`, becomes `parameter/NAME`.
     """
-    rows = [(dict(flat(parameters)), _columns_of(value, metric)) for _, parameters, value in results]
-    values = dict.fromkeys(name for _, result in rows for name in result) or {"value": None}
+    rows = [(dict(flat(parameters)), _columns_of(value, metrics)) for _, parameters, value in results]
+    values = dict.fromkeys(["value", *(name for _, result in rows for name in result)])
     parameters = dict.fromkeys(name for given, _ in rows for name in given)
     taken = {*_COLUMNS, *reserved, *values}
     named = {name: f"parameter/{name}" if name in taken else name for name in parameters}
@@ -97,14 +97,14 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _columns_of(value: Any, metric: str) -> dict[str, Any]:
+def _columns_of(value: Any, metrics: Sequence[str]) -> dict[str, Any]:
     if value is NO_RESULT:
         return {}
     if not isinstance(value, dict):
         return {"value": value}
-    return {"value": value.get(metric, "")} | {
-        f"value/{name}": each for name, each in value.items() if name != "default"
-    }
+    entries = {f"value/{name}": each for name, each in value.items() if name != "default"}
+    # A result without one of the metrics has no value.
+    return {"value": value[metrics[0]], **entries} if all(name in value for name in metrics) else entries
 
 
 def flat(parameters: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

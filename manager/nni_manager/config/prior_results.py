@@ -55,7 +55,7 @@ def read_results(
     must have; by default a number.
     """
     if not isinstance(raw, Sequence) or isinstance(raw, str) or not raw:
-        return [], [((), f"cannot import {shown(raw)}: it is not a list of results; write {_EXAMPLE}")]
+        return [], [((), f"cannot import {shown(raw)}: it has no list of results; write {_EXAMPLE}")]
     results: list[PriorResult] = []
     problems: list[tuple[Path, str]] = []
     for index, entry in enumerate(raw):

@@ -43,7 +43,8 @@ class FailFast:
         trials = "the first trial" if count == 1 else f"the last {count} trials"
         return (
             f"cannot continue the search: {trials} failed, and none has succeeded{which}: {cause}; fix the training code, then "
-            "run `nnictl resume`; failFast: false in the experiment file starts all trials, however many fail"
+            "run `nnictl resume`, or for a function Experiment.resume(ID, objective=FUNCTION); with failFast: false all trials "
+            "are started, however many fail"
         )
 
 

@@ -117,7 +117,7 @@ class ConfigBase(metaclass=AliasedFields):
 
     def document(self) -> dict[str, Any]:
         """The set fields as a document of the second schema: keys in camelCase, no keys for fields that are not set."""
-        found = {to_camel(name): _plain(getattr(self, name)) for name in self.field_names()}
+        found = {to_camel(name): plain(getattr(self, name)) for name in self.field_names()}
         return {name: value for name, value in found.items() if value not in (None, {})}
 
 
@@ -139,18 +139,18 @@ def _as_part(part: type[ConfigBase], value: Any) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Convert to a JSON value: paths to str, tuples and ranges to lists, numpy numbers to Python's; others are unchanged."""
     match value:
         case ConfigBase():
             return value.document()
         case Mapping():
-            return {str(name): _plain(item) for name, item in value.items()}
+            return {name: plain(item) for name, item in value.items()}
         case list() | tuple() | range():
-            return [_plain(item) for item in value]
+            return [plain(item) for item in value]
         case str() | int() | float() | None:
             return value
     if hasattr(value, "__fspath__"):
         return value.__fspath__()
     to_list = getattr(value, "tolist", None)
-    return value if to_list is None else _plain(to_list())
+    return value if to_list is None else plain(to_list())

@@ -91,9 +91,18 @@ class ExperimentConfig(ExperimentFields):
 
         Raises:
             PlatformUnknown: the platform is unknown.
+            UserError: `training_service` is that of another platform.
         """
-        if training_service_platform is not None:
-            self.training_service = TrainingServiceConfig.for_platform(training_service_platform)()
+        if training_service_platform is None:
+            return
+        made = TrainingServiceConfig.for_platform(training_service_platform)()
+        if self.training_service == TrainingServiceConfig():
+            self.training_service = made
+        elif getattr(self.training_service, "platform", None) != made.platform:
+            raise UserError(
+                f"cannot use the platform {training_service_platform!r} together with training_service = "
+                f"{self.training_service!r}: that is another platform's; remove one of both"
+            )
 
     @classmethod
     def load(cls, path: PathOrText) -> ExperimentConfig:

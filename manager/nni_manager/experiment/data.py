@@ -127,16 +127,16 @@ class TrialJob:
         )
 
 
-def frame_of(results: Sequence[TrialResult], metric: str = "default") -> pandas.DataFrame:
+def frame_of(results: Sequence[TrialResult], metrics: Sequence[str] = ("default",)) -> pandas.DataFrame:
     """A row for each result: `trialJobId`, a column for each parameter (nested ones as `layer/size`), and `value`.
 
-    If a result is a dict, `value` is its `metric`, and `value/NAME` are all entries but `default`.
+    If a result is a dict with all `metrics`, `value` is the first one; `value/NAME` are all entries but `default`.
 
     Raises:
         PandasMissing: pandas is not installed.
     """
     rows = [(each.trialJobId, each.parameter, each.value) for each in results]
-    return frame_with(*flat_columns(rows, metric=metric))
+    return frame_with(*flat_columns(rows, metrics=metrics))
 
 
 def frame_with(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:

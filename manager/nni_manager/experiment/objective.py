@@ -106,7 +106,9 @@ class ObjectiveFunction:
         copied.training_service.trial_code_directory = None
         if service.reuse_mode is not False:
             copied.training_service.reuse_mode = True
-            copied.warm_imports = [*dict.fromkeys((_WARM, *self.modules, *(config.warm_imports or ())))]
+            given = config.warm_imports or ()
+            if not isinstance(given, str):  # refused by the check of the configuration
+                copied.warm_imports = [*dict.fromkeys((_WARM, *self.modules, *given))]
         return copied
 
     def stored(self, spec: ExperimentSpec, folder: ExperimentFolder) -> ExperimentSpec:

@@ -30,6 +30,8 @@ class _Result:
     values: Sequence[float]
     """With several objectives, a number for each."""
     is_on_front: bool
+    is_feasible: bool
+    """False if the result violates a constraint."""
 
 
 class Plots:
@@ -40,10 +42,10 @@ class Plots:
         trials: Sequence[TrialJob],
         *,
         is_maximized: bool,
-        objectives: Sequence[str] = (),
+        objectives: Sequence[str] = ("default",),
         front: Collection[str] = (),
     ) -> None:
-        """`objectives`: the metrics of several ones; `front`: the ids of the trials on their Pareto front."""
+        """`objectives`: their metrics; `front`: the ids of the trials on the Pareto front of several ones."""
         self._is_maximized = is_maximized
         self._objectives = objectives
         self._all = [
@@ -53,6 +55,7 @@ class Plots:
                 dict(flat(each.parameters)),
                 each.values,
                 each.trialJobId in front,
+                not each.violates,
             )
             for each in trials
             if each.value is not None and math.isfinite(each.value)
@@ -60,15 +63,21 @@ class Plots:
         self._names = list(dict.fromkeys(name for each in self._all for name in each.parameters))
 
     def history(self) -> Figure:
-        """The result of each trial, and the best one until then."""
+        """The result of each trial, and the best one until then. A result that violates a constraint is never the best."""
         from plotly import graph_objects
 
-        numbers, values = self._numbers(), self._values()
-        best = list(itertools.accumulate(values, max if self._is_maximized else min))
+        feasible = [each for each in self._all if each.is_feasible]
+        others = [each for each in self._all if not each.is_feasible]
+        best = itertools.accumulate((each.value for each in feasible), max if self._is_maximized else min)
+        traces = [
+            ("result", feasible, [each.value for each in feasible], "markers"),
+            ("best so far", feasible, [*best], "lines"),
+            ("violates a constraint", others, [each.value for each in others], "markers"),
+        ]
         return graph_objects.Figure(
             [
-                graph_objects.Scatter(x=numbers, y=values, mode="markers", name="result"),
-                graph_objects.Scatter(x=numbers, y=best, mode="lines", name="best so far"),
+                graph_objects.Scatter(x=[each.number for each in shown], y=values, mode=mode, name=name)
+                for name, shown, values, mode in traces[: 3 if others else 2]
             ],
             {"xaxis": {"title": "trial"}, "yaxis": {"title": "result"}},
         )
@@ -83,9 +92,10 @@ class Plots:
 
         from nni_manager.engine.importance import importance_of
 
+        metric = self._objectives[0]
         found = importance_of(
-            [(each.parameters, json.dumps(each.value)) for each in self._all],
-            "default",
+            [(each.parameters, json.dumps({metric: each.value})) for each in self._all],
+            metric,
             maximize=self._is_maximized,
         )
         if not found.shares:
@@ -181,9 +191,6 @@ class Plots:
                 axes = [{"label": metric, "values": values} for metric, values in columns.items()]
                 figure.add_trace(graph_objects.Splom(dimensions=axes, text=text, name=name))
         return figure
-
-    def _numbers(self) -> list[int]:
-        return [each.number for each in self._all]
 
     def _values(self) -> list[float]:
         return [each.value for each in self._all]

@@ -13,6 +13,7 @@ from nni_manager.client.results import all_trials, parsed
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.python_document import to_python_names
 from nni_manager.errors import NniManagerError, UserError
+from nni_manager.experiment.aliases import plain
 from nni_manager.experiment.data import TrialJob, TrialMetricData, TrialResult, frame_of, frame_with
 from nni_manager.store.folders import ExperimentFolder
 
@@ -139,12 +140,16 @@ class StartedExperiment:
             PandasMissing: a frame is requested, and pandas is not installed.
         """
         results = [TrialResult.of(each) for each in self._get("/export-data")]
-        return frame_of(results, self._first_metric()) if as_frame else results
+        return frame_of(results, self._metrics()) if as_frame else results
 
-    def _first_metric(self) -> str:
+    @property
+    def objectives(self) -> list[dict[str, str]]:
+        """What the experiment searches for: `metric` and `mode` of each objective."""
         # A manager of an earlier version has no objectives.
-        objectives = self._get("/summary").get("objectives") or [{"metric": "default"}]
-        return str(objectives[0]["metric"])
+        return list(self._get("/summary").get("objectives") or [{"metric": "default", "mode": "maximize"}])
+
+    def _metrics(self) -> list[str]:
+        return [each["metric"] for each in self.objectives]
 
     def trials_dataframe(self) -> pandas.DataFrame:
         """All trials, also failed and running ones, as a pandas data frame.
@@ -156,7 +161,7 @@ class StartedExperiment:
             PandasMissing: pandas is not installed.
         """
         results = {each["trialJobId"]: parsed(each["value"]) for each in self._get("/export-data")}
-        return frame_with(*all_trials(self._get("/trials"), results, self._first_metric()))
+        return frame_with(*all_trials(self._get("/trials"), results, self._metrics()))
 
     # ---- tags and notes, also of an experiment that does not run
 
@@ -251,25 +256,33 @@ class StartedExperiment:
 
         Raises:
             UserError: the experiment does not run. Before its start, `config.initial_trials` has the first trials.
+            UserError: these are no parameters.
         """
+        if not isinstance(parameters, Mapping):
+            raise UserError(
+                f'cannot start a trial with {parameters!r}: it is not a mapping; pass the parameters, such as {{"lr": 0.1}}'
+            )
         if self.id is None:
             raise NotStarted(
                 "cannot start a trial of an experiment that has not been started; call start() first, or write "
                 f"config.initial_trials = [{dict(parameters)!r}]"
             )
         with in_python_terms():
-            started = self._client_to("start a trial of").post("/trial-jobs", document=dict(parameters))
+            started = self._client_to("start a trial of").post("/trial-jobs", document=plain(parameters))
         return str(started["trialJobId"])
 
-    def import_data(self, results: Sequence[Mapping[str, Any]]) -> int:
+    def import_data(self, results: Sequence[TrialResult | Mapping[str, Any]]) -> int:
         """Pass results of other trials, each with `parameter` and `value`, to the tuner; returns how many it uses.
 
         Raises:
             UserError: the experiment does not run, or a result is invalid.
         """
+        given = plain(results)
+        if isinstance(given, list):
+            given = [vars(each) if isinstance(each, TrialResult) else each for each in given]
         with in_python_terms():
             found = self._client_to("import results into").post(
-                "/experiment/import-data", document=[dict(each) for each in results]
+                "/experiment/import-data", document=plain(given)
             )
         return int(found["used"])
 

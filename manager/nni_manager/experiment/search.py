@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nni_manager.config.algorithms import ASSESSOR_ARGS
+from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, DEFAULT_TUNER
+from nni_manager.config.diagnostics import folded
 from nni_manager.errors import UserError
 from nni_manager.experiment.config import ExperimentConfig
 from nni_manager.experiment.data import TrialJob
@@ -19,6 +20,23 @@ from trial_keeper.frozen_dataclass import dataclass
 if TYPE_CHECKING:
     import pandas
     from plotly.graph_objects import Figure
+
+
+Algorithm: TypeAlias = "str | AlgorithmConfig | Mapping[str, Any]"
+"""A tuner, assessor or advisor: its name, or its configuration."""
+
+_SEARCHES_HERE = "a search runs a function, on this machine; remove it"
+_ARGUMENTS = {
+    "searchspace": "its argument `space` is the search space",
+    "maxtrialnumber": "its argument `trials` is the number of trials",
+    "ntrials": "its argument `trials` is the number of trials",
+    "trialconcurrency": "its argument `concurrency` says how many trials run at a time",
+    "njobs": "its argument `concurrency` says how many trials run at a time",
+    "direction": "maximize=True searches for large results; without it, small ones are better",
+    "trialcodedirectory": "the function runs in the current directory; change that with os.chdir()",
+    "trainingserviceplatform": _SEARCHES_HERE,
+}
+"""Fields of `ExperimentConfig`, and names of other tools, that arguments of `search` replace: why, with the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +55,7 @@ class Best:
 class SearchResult:
     """The results of `search`. The experiment is stored and ended: `experiment` answers any other query."""
 
-    def __init__(self, experiment: Experiment, *, is_maximized: bool) -> None:
+    def __init__(self, experiment: Experiment) -> None:
         """Read the trials of an experiment whose trials have all ended."""
         self.experiment = experiment
         self._jobs: list[TrialJob] = experiment.list_trial_jobs()
@@ -50,10 +68,11 @@ class SearchResult:
         self._has_several = any(each.values for each in self.front)
         self.best = self.front[0] if self.front and not self._has_several else None
         """None if no trial has a result, or if there are several objectives: see `front`."""
+        objectives = experiment.objectives
         self._plots = Plots(
             self._jobs,
-            is_maximized=is_maximized,
-            objectives=[each["metric"] for each in experiment.config.objectives or ()],
+            is_maximized=objectives[0]["mode"] == "maximize",
+            objectives=[each["metric"] for each in objectives],
             front={each.trial_id for each in self.front},
         )
 
@@ -109,9 +128,9 @@ def search(
     trials: int = 50,
     *,
     concurrency: int = 1,
-    tuner: str | AlgorithmConfig | None = None,
-    assessor: str | AlgorithmConfig | None = None,
-    advisor: str | AlgorithmConfig | None = None,
+    tuner: Algorithm | None = None,
+    assessor: Algorithm | None = None,
+    advisor: Algorithm | None = None,
     maximize: bool = False,
     seed: int | None = None,
     port: Port = "auto",
@@ -119,9 +138,10 @@ def search(
 ) -> SearchResult:
     """Call a function with parameters from the search space, each time in a process of its own, and return the results.
 
-    `space`: NNI's search space. `tuner` None: the default one of an experiment. `assessor`: a built-in one without
-    `optimize_mode` gets the direction of the search. `advisor`: `Hyperband`, `BOHB` or your own, in place of both; the parameters
-    then have a `TRIAL_BUDGET`. `fields`: further fields of `ExperimentConfig`, such as
+    `space`: NNI's search space. `tuner` None: the default one of an experiment. `advisor`: `Hyperband`, `BOHB` or your own, in
+    place of tuner and assessor; the parameters then have a `TRIAL_BUDGET`. `maximize`: whether larger results are better; a
+    tuner or advisor with an `optimize_mode` says so itself. A built-in assessor without `optimize_mode` gets the direction of the
+    search. `fields`: further fields of `ExperimentConfig`, such as
     `max_trial_duration="10m"`. With the field `objectives`, the function returns a dict with their metrics. With the same `seed`
     and a `concurrency` of 1 the tuner repeats its choices, as long as the results are the same. After Ctrl-C the results until
     then are returned. The experiment is stored, as any other, and its manager has ended.
@@ -129,7 +149,11 @@ def search(
     Raises:
         ConfigInvalid, UserError, RetryableError: see `Experiment.run`.
     """
-    config = ExperimentConfig("local", **fields)
+    for name in fields:
+        if (argument := _ARGUMENTS.get(folded(name))) is not None:
+            raise UserError(f"cannot use {name} in a search: {argument}")
+    has_service = any(folded(name) == "trainingservice" for name in fields)
+    config = ExperimentConfig(None if has_service else "local", **fields)  # `run` refuses other platforms
     config.search_space, config.max_trial_number, config.trial_concurrency = space, trials, concurrency
     if advisor is not None:
         for name, value in (("tuner", tuner), ("assessor", assessor)):
@@ -142,41 +166,64 @@ def search(
     else:
         proposer = config.tuner = _proposer("tuner", tuner, seed)
     if assessor is not None:
-        # A copy, for the same reason.
-        config.assessor = (
-            AlgorithmConfig(name=assessor) if isinstance(assessor, str) else dataclasses.replace(assessor)
-        )
+        config.assessor = _copied(assessor)
+    _set_direction(config, proposer, maximize=maximize)
+    with Experiment(config) as experiment:
+        experiment.run(port, objective=function)
+        # Before the manager ends: it answers sooner than the store is opened here.
+        return SearchResult(experiment)
+
+
+def _set_direction(config: ExperimentConfig, proposer: AlgorithmConfig, *, maximize: bool) -> None:
+    """Give the direction of the search to the algorithms that have none."""
     if config.objectives:
         if maximize:
             raise UserError(
                 "cannot use maximize=True together with objectives; each objective has its own mode"
             )
-        maximize = config.objectives[0].get("mode") == "maximize"
-    else:
-        mode = "maximize" if maximize else "minimize"
-        proposer.class_args = {**proposer.class_args, "optimize_mode": mode}
-        if config.assessor.name in ASSESSOR_ARGS:
-            # Medianstop and Curvefitting would otherwise maximize, as in NNI, and stop the best trials.
-            config.assessor.class_args = {"optimize_mode": mode, **config.assessor.class_args}
-    with Experiment(config) as experiment:
-        experiment.run(port, objective=function)
-        # Before the manager ends: it answers sooner than the store is opened here.
-        return SearchResult(experiment, is_maximized=maximize)
+        return
+    mode = "maximize" if maximize else "minimize"
+    if isinstance(proposer.class_args, Mapping):
+        given = proposer.class_args.get("optimize_mode")
+        if maximize and given == "minimize":
+            raise UserError(
+                "cannot use maximize=True together with the tuner's optimize_mode 'minimize'; remove one of them"
+            )
+        mode = given or mode
+        if proposer.class_name is None and (proposer.name or DEFAULT_TUNER) in CLASS_ARGS:
+            proposer.class_args = {**proposer.class_args, "optimize_mode": mode}
+        elif not given:
+            # The arguments of a user's own class are its own.
+            config.objectives = [{"metric": "default", "mode": mode}]
+    if str(config.assessor.name) in ASSESSOR_ARGS and isinstance(config.assessor.class_args, Mapping):
+        # Medianstop and Curvefitting would otherwise maximize, as in NNI, and stop the best trials.
+        config.assessor.class_args = {"optimize_mode": mode, **config.assessor.class_args}
 
 
-def _proposer(kind: str, chosen: str | AlgorithmConfig | None, seed: int | None) -> AlgorithmConfig:
-    """The configuration of a tuner or an advisor: a copy, since the direction of the search is added to it."""
-    if not isinstance(chosen, AlgorithmConfig):
-        return AlgorithmConfig(name=chosen, class_args={} if seed is None else {"seed": seed})
+def _proposer(kind: str, chosen: Algorithm | None, seed: int | None) -> AlgorithmConfig:
+    """The configuration of a tuner or an advisor."""
+    copied = _copied(chosen)
     if seed is not None:
-        raise UserError(
-            f"cannot use seed={seed} together with a configured {kind}; write class_args={{'seed': {seed}}} in it"
-        )
-    return dataclasses.replace(chosen)
+        if isinstance(chosen, AlgorithmConfig | Mapping):
+            raise UserError(
+                f"cannot use seed={seed} together with a configured {kind}; write class_args={{'seed': {seed}}} in it"
+            )
+        copied.class_args = {"seed": seed}
+    return copied
 
 
-def _shown(algorithm: str | AlgorithmConfig) -> str:
+def _copied(chosen: Algorithm | None) -> AlgorithmConfig:
+    """The configuration of an algorithm: a copy, since the direction of the search is added to it."""
+    match chosen:
+        case AlgorithmConfig():
+            return dataclasses.replace(chosen)
+        case Mapping():
+            return AlgorithmConfig(**chosen)
+    return AlgorithmConfig(name=chosen)
+
+
+def _shown(algorithm: Algorithm) -> str:
     """What the user wrote, without the unset fields."""
-    if isinstance(algorithm, str):
-        return repr(algorithm)
-    return f"AlgorithmConfig({algorithm.name or algorithm.class_name!r})"
+    if isinstance(algorithm, AlgorithmConfig):
+        return f"AlgorithmConfig({algorithm.name or algorithm.class_name!r})"
+    return repr(algorithm)
