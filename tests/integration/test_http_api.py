@@ -176,3 +176,24 @@ def test_the_first_of_several_final_results_counts_and_the_trial_has_a_warning(a
     assert trial["warning"] == (
         "it reported several final results, and only the first counts; call report_final_result once"
     )
+
+
+def test_names_with_half_a_surrogate_pair_disturb_neither_the_manager_nor_its_answers(
+    a_real_experiment, tmp_path
+):
+    code = """
+import os
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+name = os.fsdecode(b"caf\\xe9.png")
+nni.report_final_result({name: 0.5, "default": 0.5} if x == 1 else {name: 0.5})
+"""
+    space = {"x": {"_type": "choice", "_value": [1, 2]}}
+    grid = {"builtinTunerName": "GridSearch"}
+    experiment = a_real_experiment(code, space=space, trialConcurrency=1, maxTrialNum=2, tuner=grid)
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    first, second = experiment.get("/trials")
+    assert json.loads(first["finalMetricData"][0]["data"]) == {"default": 0.5, "caf\udce9.png": 0.5}
+    assert second["value"] is None
+    assert "caf\\udce9.png" in second["message"]

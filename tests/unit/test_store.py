@@ -259,6 +259,12 @@ def test_a_stored_experiment_is_read_back_unchanged(store, reader):
     assert (stored.ended_at_s, stored.any_compatible_keeper, stored.secret) == (9.0, True, b"secret")
 
 
+def test_half_a_surrogate_pair_in_a_message_is_stored_as_an_escape(store, reader):
+    store.commit([trial_row(a_trial({"message": "cannot read caf\udce9.png ✓"})), a_commit(0.5)], 1.0)
+    assert reader.trials()[0].run.message == "cannot read caf\\udce9.png ✓"
+    assert len(metrics_of(reader, KEY.trial_id)) == 1
+
+
 def test_log_bytes_that_are_written_twice_are_stored_once_at_their_offsets(store, tmp_path, reader):
     pieces = [
         StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello"),

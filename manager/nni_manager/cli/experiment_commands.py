@@ -259,12 +259,13 @@ def export(
         output.warning(
             f"experiment {name} has no result yet; `nnictl trial ls {name}` shows the state of its trials"
         )
+    # Bytes: a terminal's encoding may lack characters of a parameter's name. A name may have half a surrogate pair.
+    content = text.encode(errors="backslashreplace")
     if target is None:
-        # Write bytes: a terminal's encoding may lack characters of a parameter's name.
-        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.write(content)
         sys.stdout.flush()
         return
-    Path(target).write_bytes(text.encode())
+    Path(target).write_bytes(content)
     output.info(f"Wrote the results of {len(records)} trials to {target}")
 
 

@@ -216,7 +216,13 @@ class Store:
                 self._execute("add_usage", columns)
 
     def _execute(self, query: str, values: Mapping[str, Any]) -> sqlite3.Cursor:
-        return self._connection.execute(QUERIES[query], values)
+        try:
+            return self._connection.execute(QUERIES[query], values)
+        except UnicodeEncodeError:
+            # A message may have half a surrogate pair: Python reads the name of a file that is not UTF-8 in this way.
+            return self._connection.execute(
+                QUERIES[query], {name: _storable(value) for name, value in values.items()}
+            )
 
     def _add_commit(self, commit: StreamWrite, now_s: float) -> None:
         key = commit.key
@@ -300,3 +306,8 @@ def log_path(logs: Path, key: AttemptKey, stream: Stream) -> Path:
         ValueError: an id could lead out of `logs`.
     """
     return logs / safe_name(key.trial_id) / safe_name(key.attempt_id) / safe_name(key.task) / stream.value
+
+
+def _storable(value: Any) -> Any:
+    """The value with escapes in place of what UTF-8 cannot encode."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

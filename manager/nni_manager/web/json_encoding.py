@@ -11,11 +11,14 @@ from nni_manager.client.results import finite
 
 
 def to_json(content: Any) -> bytes:
-    """Encode as JSON. NaN and infinities become null: they are valid metrics, but JSON has none."""
+    """Encode as JSON. NaN and infinities become null: they are valid metrics, but JSON has none.
+
+    Half a surrogate pair becomes an escape, which UTF-8 cannot encode otherwise.
+    """
     try:
         return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
-        return json.dumps(finite(content), ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(finite(content), allow_nan=False, separators=(",", ":")).encode()
 
 
 class Json(JSONResponse):
