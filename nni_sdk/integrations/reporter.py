@@ -1,6 +1,7 @@
 """What the callbacks of all frameworks do: report one metric while training runs, and its final result once."""
 
 import atexit
+import math
 import os
 import sys
 
@@ -52,9 +53,9 @@ class MetricReporter:
         """
         value = float(metrics[self._name_in(metrics)])
         nni_sdk.report_intermediate_result(value)
-        if self.final is None or self._choose is None:
+        if self.final is None or self._choose is None or math.isnan(self.final):
             self.final = value
-        else:
+        elif not math.isnan(value):
             self.final = self._choose(self.final, value)
 
     def report_history(self, history: "Mapping[str, Mapping[str, Sequence[Any]]]") -> None:

@@ -1,6 +1,7 @@
 """Shared code of the framework callbacks: choice of the metric, and time of the final result."""
 
 import json
+import math
 
 import pytest
 
@@ -34,6 +35,14 @@ def test_the_final_result_is_the_last_or_best_value_and_is_reported_once(folder,
     reporter.finish(["auc", "loss"])
     reporter.report_final_result()
     assert reported(folder) == [("PERIODICAL", 3), ("PERIODICAL", 1), ("PERIODICAL", 2), ("FINAL", final)]
+
+
+@pytest.mark.parametrize(("best", "final"), [("min", 0.25), ("max", 0.75), (None, 0.75)])
+def test_a_value_that_is_not_a_number_is_not_the_best_one(folder, best, final):
+    reporter = MetricReporter("auc", best)
+    for value in (math.nan, 0.25, math.nan, 0.75):
+        reporter.report({"auc": value})
+    assert reporter.final == final
 
 
 def test_the_argument_best_accepts_only_min_max_and_none():

@@ -12,12 +12,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Defer SIGINT, SIGTERM and SIGHUP to the end of the block.
+    """Defer SIGINT, SIGTERM and SIGHUP to the end of the block, unless another exception ends it.
 
     Processes that the block starts receive them as usual: a blocked signal would be blocked there, too.
 
     Raises:
-        KeyboardInterrupt: one of them was received, and the block has ended without another exception.
+        KeyboardInterrupt: one of them was received, and its handler is that of Python or of nnictl.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread receives signals
@@ -32,5 +32,5 @@ def deferred_interrupts() -> Iterator[None]:
     finally:
         for number, handler in replaced.items():
             signal.signal(number, handler)
-    if received:
-        raise KeyboardInterrupt
+    for each in dict.fromkeys(received):
+        replaced[signal.Signals(each)](each, None)
