@@ -27,7 +27,8 @@ from void_service import an_engine, start
 
 from nni_manager.domain.events import NodeReadinessChanged, TimePassed
 from nni_manager.domain.stop_escalation import StopStage
-from nni_manager.engine import storage_poller
+from nni_manager.engine import job_submission, storage_poller
+from nni_manager.errors import RetryableError
 from nni_manager.store import leftover_jobs
 from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_sdk.records import encode
@@ -154,6 +155,60 @@ def test_a_stop_request_during_the_recovery_of_an_ended_job_does_not_discard_its
         await engine.finished.wait()
         assert (trial.state.value, trial.run.value) == ("SUCCEEDED", 0.5)
         await engine.close()
+
+    play(scenario)
+
+
+def test_a_job_that_has_run_is_not_submitted_again_during_its_recovery(a_real_experiment, monkeypatch):
+    """The answer to its first submission was lost, so the submission is tried again while the job's files are read."""
+    monkeypatch.setattr(job_submission, "FIRST_RESUBMIT_S", 0.01)
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        submitted, may_read = [], asyncio.Event()
+
+        async def submit(settings):
+            submitted.append(settings.job_id)
+            trial = engine.experiment.trials[settings.trial_id]
+            write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5))
+            service.on_job_ended(JobEnded(settings.job_id, 0, ""))
+            raise RetryableError("the answer was lost")
+
+        service.submit, service.reap_orphans = submit, lambda *_: may_read.wait()
+        await start(engine)
+        await until(lambda: engine.submission.problem)
+        await until(lambda: len(submitted) > 1 or not engine.submission.problem)
+        may_read.set()
+        await engine.finished.wait()
+        (trial,) = engine.experiment.trials.values()
+        assert (trial.state.value, trial.run.value) == ("SUCCEEDED", 0.5)
+        assert submitted == [trial.job_id]
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_trial_that_runs_is_not_lost_if_the_manager_ends_during_its_submission(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        is_submitting = asyncio.Event()
+
+        async def submit(settings):
+            is_submitting.set()
+            await asyncio.Event().wait()
+
+        service.submit = submit
+        await start(engine)
+        await is_submitting.wait()
+        (trial,) = engine.experiment.trials.values()
+        key = AttemptKey(trial.trial_id, FIRST, "main-0")
+        ScriptedKeeper(engine, trial.job_id).send(TrialStarted(key, 10.0))
+        assert trial.state.value == "RUNNING"
+        await engine.close()
+        assert trial.state.value == "RUNNING"
 
     play(scenario)
 

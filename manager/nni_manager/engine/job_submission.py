@@ -53,6 +53,8 @@ class JobSubmission:
     """Why the cluster has not accepted a job, for each job that is being resubmitted."""
     _submitting: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
     """The cancellable submissions of jobs that do not exist yet."""
+    _cancelled: set[str] = field(default_factory=set)
+    """The jobs whose submissions `stop` has cancelled."""
 
     def start(self, job: Job) -> None:
         """Submit the job to the cluster, with retries as long as the errors are transient."""
@@ -66,6 +68,7 @@ class JobSubmission:
         """Stop a job, or cancel its submission if it does not exist yet."""
         submission = self._submitting.pop(job_id, None)
         if submission is not None:
+            self._cancelled.add(job_id)
             submission.cancel()
         elif not await self.service.stop(job_id) and not self.recovery.is_recovering(job_id):
             self.recovery.report(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_START)
@@ -141,12 +144,14 @@ class JobSubmission:
             log.warning("cannot submit job %s: %s; not retrying", job.job_id, error)
             self.recovery.report(job.job_id, ExitReason.COULD_NOT_START, str(error), is_refused=is_refused)
         except asyncio.CancelledError:
-            if self._is_wanted(job):
-                raise
+            may_exist = job.job_id not in self._submitting and job.job_id not in self._cancelled
+            if may_exist or self._is_wanted(job):
+                raise  # the manager ends; the next one adopts the job
             self.recovery.report(job.job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_START)
             return
         finally:
             self._submitting.pop(job.job_id, None)
+            self._cancelled.discard(job.job_id)
             if self._why_not_accepted.pop(job.job_id, "") and not self._why_not_accepted:
                 self.problem = ""
         # A keeper may connect before the training service answers; its trial runs then and must not be stopped.
@@ -154,9 +159,10 @@ class JobSubmission:
             await self.stop(job.job_id)
 
     def _is_wanted(self, job: Job) -> bool:
-        """True if a job that does not exist yet should be created. Lost jobs are never created again."""
+        """True if a job that does not exist yet should be created. Lost and ended jobs are never created again."""
         trial = self._trial_of(job)
         is_live = job.job_id in self.experiment.jobs.live and job.state is not JobState.DRAINING
+        is_live = is_live and not self.recovery.is_recovering(job.job_id)
         return is_live and (trial is None or trial.state is TrialState.WAITING)
 
     def _is_to_end(self, job: Job) -> bool:
