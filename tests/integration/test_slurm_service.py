@@ -3,6 +3,8 @@ share.
 """
 
 import asyncio
+import errno
+import os
 import re
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ from slurm_here import a_slurm_here
 from nni_manager.errors import RetryableError
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.slurm import service as slurm_service
+from nni_manager.training_services.slurm.commands import CommandsHere
 from nni_manager.training_services.slurm.section import SlurmSection
 from nni_manager.training_services.slurm.service import SlurmService
 from trial_keeper import processes
@@ -104,6 +107,53 @@ async def test_a_started_job_that_slurm_no_longer_lists_counts_as_ended(place):
     assert second.termination_message("trial1") == "last words"
     assert await second.adopt("trial2") is JobPresence.UNKNOWN
     await second.close()
+
+
+async def test_a_job_that_slurm_has_lost_ends_although_its_accounting_calls_it_running(place, monkeypatch):
+    monkeypatch.setattr(slurm_service, "_RUNAWAY_POLLS", 3)
+    write(place, "exec sleep 1000")
+    service = place.service()
+    await service.submit(place.settings("trial1"))
+    await until(lambda: "RUNNING" in place.slurm.states().values(), "the job runs", DEADLINE_S)
+    listed = await service._list()
+    row = listed.row("trial1")
+    monkeypatch.setattr(service._slurm, "ended_jobs", lambda slurm_ids: [row] if slurm_ids else [])
+    place.slurm.stop_controller()
+    place.slurm.start_controller("-c")
+    await until(lambda: place.ends, "its end is reported", DEADLINE_S)
+    assert "is not known to Slurm any more" in place.ends[0].message
+    await service.close()
+
+
+async def test_jobs_are_polled_again_after_an_error_of_the_shared_folder(place, monkeypatch):
+    write(place, "exit 0")
+    service, poll = place.service(), SlurmService._poll_once
+    errors = [OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(place.jobs))]
+
+    async def poll_once(service):
+        if errors:
+            raise errors.pop()
+        await poll(service)
+
+    problems = []
+    set_problem = SlurmService._set_problem
+    monkeypatch.setattr(SlurmService, "_poll_once", poll_once)
+    monkeypatch.setattr(
+        SlurmService, "_set_problem", lambda self, found: (problems.append(found), set_problem(self, found))
+    )
+    await service.submit(place.settings("trial1"))
+    await until(lambda: place.ends, "its end is reported", DEADLINE_S)
+    assert "cannot read the files of jobs on Slurm: " in problems[0]
+    assert problems[-1] == ""
+    await service.close()
+
+
+def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path):
+    script = f"sleep 1000 & echo $! > {tmp_path}/child; wait"
+    commands = CommandsHere()
+    with pytest.raises(TimeoutError):
+        commands.run(["bash", "-c", script], "", {}, 1.0)
+    assert processes.is_dead(int((tmp_path / "child").read_text()))
 
 
 async def test_each_poll_of_all_jobs_calls_squeue_once(place, tmp_path, monkeypatch):

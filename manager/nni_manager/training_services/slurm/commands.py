@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -65,15 +67,17 @@ class CommandsHere:
         except OSError as error:
             why = f"{error.strerror}; free memory or processes on this machine"
             raise RetryableError(f"cannot run {command[0]}: {why}") from error
+        is_over = False
         try:
             printed, errors = process.communicate(stdin, timeout_s)
+            is_over = True
         except subprocess.TimeoutExpired as error:
             raise TimeoutError from error
         finally:
             with self._lock:
                 self._running.discard(process)
-            if process.poll() is None:
-                process.kill()
+            if not is_over:
+                _kill(process)
                 process.communicate()
         return process.returncode, printed, errors
 
@@ -82,7 +86,13 @@ class CommandsHere:
         with self._lock:
             self._is_closed = True
             for process in self._running:
-                process.kill()
+                _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    # Many clusters wrap the commands in scripts, whose children hold the pipes.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class CommandsOnLoginNode:

@@ -162,9 +162,10 @@ class JobFiles:
     def log_tail(self, job_id: str) -> str:
         """The last lines of the output; empty without any."""
         log, array = self.log(job_id), self.array_of(job_id)
-        if array is not None and not log.exists():
-            log = Path(task_log(str(self.folder / array.name), array.job_ids.index(job_id)))
-        with contextlib.suppress(OSError), log.open("rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES, 0))
-            return file.read(_LOG_TAIL_BYTES).decode(errors="replace").strip()
+        with contextlib.suppress(OSError):
+            if array is not None and not log.exists():
+                log = Path(task_log(str(self.folder / array.name), array.job_ids.index(job_id)))
+            with log.open("rb") as file:
+                file.seek(max(os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES, 0))
+                return file.read(_LOG_TAIL_BYTES).decode(errors="replace").strip()
         return ""

@@ -36,6 +36,8 @@ POLL_S = 5.0
 _THREADS = 4
 # A slurmctld that has just restarted may know less in its first answer.
 _MISSING_POLLS = 2
+# Accounting is late after a job's end. A job that it calls running, but that squeue has not shown for a minute, is lost.
+_RUNAWAY_POLLS = 12
 # The time for the last jobs to end, after their trials; they need a second.
 _SETTLE_S = 10.0
 _SETTLE_POLL_S = 0.5
@@ -269,6 +271,8 @@ class SlurmService(TrainingService):
                 self._listed = None
             except NniManagerError as error:
                 problem = str(error)
+            except OSError as error:
+                problem = f"cannot read the files of jobs on Slurm: {error}; check the shared folder"
             self._set_problem(problem)
             await set_within(self._wake, POLL_S)
 
@@ -305,7 +309,7 @@ class SlurmService(TrainingService):
             row = accounted.row(job.job_id)
             if row is not None and row.has_ended:
                 await self._end(job, row)
-            elif row is None:
+            elif row is None or job.missing_polls >= _RUNAWAY_POLLS:
                 await self._resolve_forgotten(job, listed)
 
     async def _resolve_forgotten(self, job: Job, listed: ListedJobs) -> None:
