@@ -2,6 +2,7 @@
 on stdout.
 """
 
+import errno
 import hashlib
 import os
 import signal
@@ -16,7 +17,8 @@ import pytest
 from deadlines import DEADLINE_S
 from real_experiment import wait_until
 
-from nni_manager.training_services.remote import frames
+from nni_manager.training_services.remote import frames, machine_jobs
+from nni_manager.training_services.remote.machine_jobs import MachineJobs
 from trial_keeper import __version__, processes
 
 WAITS = 'touch "$TRIAL_KEEPER_JOB_ID.started"; read -r line < gate; exit "$line"'
@@ -153,6 +155,43 @@ def test_a_job_continues_after_its_server_has_ended_and_a_later_server_reports_i
     assert later.next_end()["job"]["exit_code"] == 3
     last = serve()
     assert last.state()["exit_code"] == 3
+
+
+def test_a_job_whose_file_was_torn_by_a_power_loss_has_ended_and_hides_no_other_job(server):
+    running = server.start("other")
+    Path(server.root, "jobs/job.json").write_bytes(b"")
+    states = server.ask("watch", job_ids=["job", "other"]).header["jobs"]
+    assert states["other"] == running
+    job = states["job"]
+    assert (job["has_ended"], job["exit_code"], job["has_rebooted"]) == (True, None, True)
+    assert server.ask("signal", job_id="job", signal_number=int(signal.SIGTERM)).header == {"is_sent": False}
+    assert server.start() == job, "it is not started again"
+    release(server, 0)
+    assert server.next_end()["ended"] == "other"
+
+
+def test_a_start_that_fails_leaves_no_exit_code_for_the_next_start(tmp_path, monkeypatch):
+    jobs, script = MachineJobs(tmp_path), tmp_path / "run.sh"
+    script.write_text("exit 5")
+
+    def fail(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    shells = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *args, **more: shells.append(popen(*args, **more)) or shells[-1]
+    )
+    with monkeypatch.context() as full:
+        full.setattr(machine_jobs, "replace_file", fail)
+        with pytest.raises(OSError, match="No space left"):
+            jobs.start("job", script, {})
+    assert shells[0].wait(DEADLINE_S) == -signal.SIGKILL
+    assert not (tmp_path / "job.exit").exists()
+    (tmp_path / "job.exit").write_text("1\n")  # as a shell of an earlier version left it
+    shell = jobs.start("job", script, {})
+    assert shell.wait(DEADLINE_S) == 0
+    assert jobs.state("job").exit_code == 5
 
 
 def test_a_job_ends_with_its_keeper_and_has_no_exit_code_if_its_shell_was_killed(server):

@@ -10,6 +10,9 @@ from platforms import a_platform
 from real_experiment import until
 
 from nni_manager.errors import RetryableError
+from nni_manager.training_services.remote import service as remote_service
+from nni_manager.training_services.remote.connection import RequestFailed
+from nni_manager.training_services.remote.service import RemoteService
 from nni_manager.training_services.ssh import client
 
 EXITS_AS_WRITTEN = """\
@@ -56,6 +59,27 @@ async def test_a_hanging_connection_is_replaced(platform):
         thaw(frozen)
         platform.file("code").write_text("5")
         assert (await platform.has_ended()).exit_code == 5
+        await platform.is_clean()
+    assert len(platform.ends) == 1
+
+
+async def test_jobs_are_looked_at_again_if_their_machine_cannot_look_now(platform, monkeypatch):
+    monkeypatch.setattr(remote_service, "_RETRY_S", 0.05)
+    async with platform.manager() as service:
+        await service.submit(platform.settings())
+        await platform.has_started()
+        states, failures = RemoteService._states, [RequestFailed("too many open files")] * 2
+
+        async def fail_twice(service, request):
+            found = await states(service, request)
+            if failures:
+                raise failures.pop()
+            return found
+
+        monkeypatch.setattr(RemoteService, "_states", fail_twice)
+        assert await service.stop("trial1")
+        await platform.has_ended()
+        assert failures == []
         await platform.is_clean()
     assert len(platform.ends) == 1
 

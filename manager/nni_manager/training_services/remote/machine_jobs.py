@@ -27,10 +27,12 @@ LOG_TAIL_BYTES = 2000
 # The shell writes the file within milliseconds of the keeper's end.
 _EXIT_CODE_TIMEOUT_S = 5.0
 _POLL_S = 0.01
+# The file of a job is torn: the machine lost power before the file was on its disk.
+_TORN = (ValueError, TypeError, LookupError, AttributeError)
 # The keeper ends only by its own decision; its shell ignores what a terminal or a shutdown sends to the session.
 _SHELL = """\
 trap : HUP INT TERM
-bash -c 'echo $$; read -r go || exit 1; exec bash "$1" < /dev/null >> "$2" 2>&1' bash "$1" "$2"
+bash -c 'echo $$; read -r go || { kill -KILL $PPID; exit 1; }; exec bash "$1" < /dev/null >> "$2" 2>&1' bash "$1" "$2"
 code=$?
 echo $code > "$3.new" && mv "$3.new" "$3"
 """
@@ -85,9 +87,12 @@ class MachineJobs:
         Raises:
             OSError: the machine cannot start a process now.
         """
-        if self._read(job_id) is not None:
+        if self._file(job_id).exists():
             return None
         log, exit_file = self.log(job_id), self._exit_file(job_id)
+        exit_file.unlink(
+            missing_ok=True
+        )  # a shell that was killed may have written it before the keeper started
         shell = subprocess.Popen(
             ["bash", "-c", _SHELL, "bash", str(run_script), str(log), str(exit_file)],
             cwd=self.folder,
@@ -108,7 +113,7 @@ class MachineJobs:
                 shell.wait()
                 raise OSError(0, "its shell has ended before the keeper started")
             document = {"keeper": keeper._asdict(), "shell": own._asdict()}
-            replace_file(self._file(job_id), json.dumps(document).encode(), 0o600)
+            replace_file(self._file(job_id), json.dumps(document).encode(), 0o600, is_durable=True)
             with contextlib.suppress(BrokenPipeError):  # it was killed, which its state shows
                 gate.write(b"go\n")
                 gate.flush()
@@ -116,7 +121,10 @@ class MachineJobs:
 
     def state(self, job_id: str) -> JobState:
         """The state of a job now."""
-        processes = self._read(job_id)
+        try:
+            processes = self._read(job_id)
+        except _TORN:
+            return JobState(True, True, None, None, self.log_tail(job_id), has_rebooted=True)
         if processes is None:
             return JobState(is_known=False)
         keeper, shell = processes
@@ -135,15 +143,14 @@ class MachineJobs:
 
     def open_pidfd(self, job_id: str) -> int | None:
         """A pidfd that becomes readable when the job's state changes; None if it has ended, or is unknown."""
-        for process in reversed(self._read(job_id) or ()):
+        for process in reversed(self._processes(job_id)):
             if (descriptor := process.open_pidfd()) is not None:
                 return descriptor
         return None
 
     def signal(self, job_id: str, number: int) -> bool:
         """Send a signal to the keeper, and SIGCONT. False if it does not run."""
-        keeper, _ = self._read(job_id) or (None, None)
-        descriptor = None if keeper is None else keeper.open_pidfd()
+        descriptor = next((keeper.open_pidfd() for keeper in self._processes(job_id)[:1]), None)
         if descriptor is None:
             return False
         try:
@@ -165,6 +172,12 @@ class MachineJobs:
         with contextlib.suppress(OSError, ValueError):
             return int(self._exit_file(job_id).read_text())
         return None
+
+    def _processes(self, job_id: str) -> tuple[ProcessIdentity, ...]:
+        """The keeper and its shell; none if the job is unknown or lost."""
+        with contextlib.suppress(*_TORN):
+            return self._read(job_id) or ()
+        return ()
 
     def _read(self, job_id: str) -> tuple[ProcessIdentity, ProcessIdentity] | None:
         try:

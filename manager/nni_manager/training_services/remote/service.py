@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import time
@@ -40,6 +39,8 @@ _MAX_VIEW_AGE_S = 1.0
 # The time for the last jobs to end, after their trials; they need a second.
 _SETTLE_S = 10.0
 _SETTLE_POLL_S = 0.1
+# A machine without free memory or descriptors answers, but cannot look at its jobs.
+_RETRY_S = 5.0
 
 Answer = TypeVar("Answer")
 
@@ -299,10 +300,20 @@ class RemoteService(TrainingService):
         if not jobs:
             return
         request = self._client(jobs[0]).request("watch", job_ids=[job.job_id for job in jobs])
-        with contextlib.suppress(MachineAway, RequestFailed):  # done after the next connection
+        try:
             states = await self._states(request)
-            for job in jobs:
-                self._apply(job, states[job.job_id])
+        except MachineAway:
+            return  # done after the next connection
+        except RequestFailed as error:
+            logger.warning("%s", error)
+            self._tasks.spawn(self._look_later(jobs))
+            return
+        for job in jobs:
+            self._apply(job, states[job.job_id])
+
+    async def _look_later(self, jobs: list[Job]) -> None:
+        await asyncio.sleep(_RETRY_S)
+        await self._look_again([job for job in jobs if self._jobs.get(job.job_id) is job])
 
     def _apply(self, job: Job, state: JobState) -> None:
         if self._jobs.get(job.job_id) is not job or job.is_awaited:
