@@ -1,5 +1,6 @@
 """What a manager restores of the trials and jobs of an earlier manager. The training service runs no job."""
 
+import asyncio
 import contextlib
 import time
 
@@ -219,6 +220,39 @@ def test_the_time_before_a_resume_counts_towards_the_time_limit_of_a_running_tri
         await start(engine)
         await until(lambda: service.stopped)
         assert states(engine) == ["STOPPING"]
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_trial_whose_time_is_over_is_stopped_after_its_job_is_adopted(a_real_experiment):
+    """The cluster answers late; until then the training service could not stop the job."""
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
+    run_first(experiment)  # its keeper has reported a start in 1970
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        known, answers, stop = set(), asyncio.Event(), service.stop
+
+        async def adopt(job_id):
+            await answers.wait()
+            known.add(job_id)
+            return JobPresence.RUNNING
+
+        async def stop_known(job_id):
+            return job_id in known and await stop(job_id)
+
+        service.adopt, service.stop = adopt, stop_known
+        starting = asyncio.create_task(start(engine))
+        workspace = experiment.folder.workspace
+        await until(lambda: states(engine) == ["STOPPING"])
+        (trial,) = engine.experiment.trials.values()
+        await until(workspace.trial(trial.trial_id).stop_json.exists)
+        await asyncio.sleep(0)
+        answers.set()
+        await starting
+        assert states(engine) == ["STOPPING"]
+        assert service.stopped == [trial.job_id]
         await engine.close()
 
     play(scenario)

@@ -225,6 +225,7 @@ class Engine:
         self.experiment.transports.addresses = addresses
         await self.writer.write_experiment(addresses, certificate)
         inherited_jobs = list(self.experiment.jobs.live.values())
+        self.submission.expect(inherited_jobs)
         self.finished.clear()
         if self.experiment.state is ExperimentState.INITIALIZED and not self.experiment.trials:
             known = (each.parameters for each in self.config.warm_start)

@@ -6,6 +6,7 @@ The domain makes all decisions about trials; their outcomes are posted to the do
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -55,6 +56,8 @@ class JobSubmission:
     """The cancellable submissions of jobs that do not exist yet."""
     _cancelled: set[str] = field(default_factory=set)
     """The jobs whose submissions `stop` has cancelled."""
+    _to_adopt: set[str] = field(default_factory=set)
+    """Jobs of an earlier manager that the training service does not know yet."""
 
     def start(self, job: Job) -> None:
         """Submit the job to the cluster, with retries as long as the errors are transient."""
@@ -65,7 +68,9 @@ class JobSubmission:
         return job_id in self._submitting
 
     async def stop(self, job_id: str) -> None:
-        """Stop a job, or cancel its submission if it does not exist yet."""
+        """Stop a job, or cancel its submission if it does not exist yet. `adopt` stops a job that is not adopted yet."""
+        if job_id in self._to_adopt:
+            return
         submission = self._submitting.pop(job_id, None)
         if submission is not None:
             self._cancelled.add(job_id)
@@ -89,12 +94,17 @@ class JobSubmission:
             case StopStage.ABANDONED:
                 self.runtime.spawn(self.recovery.abandon(job))
 
+    def expect(self, jobs: Iterable[Job]) -> None:
+        """Note jobs of an earlier manager, each of which `adopt` will adopt."""
+        self._to_adopt.update(job.job_id for job in jobs)
+
     async def adopt(self, job: Job) -> None:
         """Adopt a job of an earlier manager according to its present state."""
         presence = await self.service.adopt(job.job_id)
         trial = self._trial_of(job)
         trials = [self.experiment.trials[trial_id] for trial_id in job.trial_ids]
         is_untouched = all([await self.recovery.is_untouched(each) for each in trials])
+        self._to_adopt.discard(job.job_id)
         log.info("job %s is %s", job.job_id, presence.value)
         if presence is JobPresence.RUNNING:
             is_to_end = self._is_to_end(job)
