@@ -113,6 +113,24 @@ def test_the_tuner_avoids_a_region_where_trials_fail():
         assert min(past.value for past in history if past.value is not None) < 0.55
 
 
+def test_the_point_of_a_trial_that_a_user_or_the_cluster_has_ended_is_proposed_again():
+    space = {"x": {"_type": "randint", "_value": [0, 100]}}
+    tuner, history = auto(space), []
+    for key in range(30):
+        asked = tuner.ask(key)
+        x, metadata = asked.parameters["x"], json.loads(json.dumps(asked.metadata))
+        is_void = x == 37 and not any(past.is_void for past in history)
+        value = None if is_void else abs(x - 37)
+        metric = None if value is None else json.dumps(value)
+        tuner.tell_result(key, Observation(f"t{key}", value, metric, not is_void, is_void=is_void))
+        history.append(PastTrial(key, asked.parameters, metadata, value, ended=True, is_void=is_void))
+        if is_void:
+            tuner = auto(space)
+            tuner.restore(history)
+    assert any(past.is_void for past in history)
+    assert min(past.value for past in history if not past.is_void) == 0
+
+
 def test_the_tuner_assumes_predicted_results_for_running_trials():
     busy, idle = auto({"x": UNIT, "y": UNIT}), auto({"x": UNIT, "y": UNIT})
     for tuner in (busy, idle):

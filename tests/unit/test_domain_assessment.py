@@ -14,6 +14,7 @@ from nni_manager.domain.events import (
 )
 from nni_manager.domain.trial import (
     TERMINAL_STATE,
+    Trial,
     TrialState,
 )
 from trial_keeper.wire.reasons import ExitReason
@@ -152,6 +153,22 @@ def test_a_long_last_result_of_an_early_stopped_trial_reaches_the_tuner() -> Non
     search.end("t0", ExitReason.EARLY_STOPPED)
     search.deliver("t0")
     assert search.tuner_results == [TellTuner(0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_void"),
+    [
+        (ExitReason.NONZERO_EXIT, False),
+        (ExitReason.TIME_LIMIT, False),
+        (ExitReason.STOPPED_BY_USER, True),
+        (ExitReason.JOB_LOST, True),
+        (ExitReason.PREEMPTED, True),
+    ],
+)
+def test_a_trial_without_a_result_that_a_user_or_the_cluster_has_ended_is_void(reason, is_void) -> None:
+    trial = Trial("t0", 0, {}, {}, 0.0, "t0")
+    trial.gone(reason, "", 1.0, 1.0)
+    assert new_search().experiment.feedback.is_void(trial) is is_void
 
 
 def test_an_early_stop_request_is_ignored_if_its_attempt_is_old_or_its_trial_is_terminal() -> None:

@@ -24,6 +24,10 @@ class ExitReason(str, Enum):
     """Of a single task: other tasks have ended the trial, which has its own reason."""
 
 
+LOSSES = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST)
+"""The end of a trial is unknown. The training code has not caused it; a retry may succeed."""
+FAULTS_OF_CLUSTER = (*LOSSES, ExitReason.PREEMPTED)
+
 STOP_REASONS = frozenset(
     {ExitReason.STOPPED_BY_USER, ExitReason.EARLY_STOPPED, ExitReason.TIME_LIMIT, ExitReason.TRIAL_OVER}
 )

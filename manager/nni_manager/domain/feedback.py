@@ -8,6 +8,7 @@ from nni_manager.domain.events import Effect
 from nni_manager.domain.metrics import MetricValue, reward
 from nni_manager.domain.objectives import Objectives
 from nni_manager.domain.trial import Trial, TrialState
+from trial_keeper.wire.reasons import FAULTS_OF_CLUSTER
 
 
 @dataclass(slots=True)
@@ -45,6 +46,13 @@ class Feedback:
         """True if the tuner receives the intermediate results of this terminal trial, which has no result for it."""
         is_stopped = self.reports_pruned and trial.state is TrialState.EARLY_STOPPED
         return is_stopped and self.reward_of(trial) is None
+
+    def is_void(self, trial: Trial) -> bool:
+        """True if this terminal trial has no result, and not its training code has ended it, but a user or the cluster."""
+        is_ended_from_outside = (
+            trial.state is TrialState.USER_CANCELED or trial.run.reason in FAULTS_OF_CLUSTER
+        )
+        return is_ended_from_outside and self.reward_of(trial) is None
 
     def seen_by_assessor(self, value: str) -> float | None:
         """An intermediate result in the form that the assessor receives; None: it does not receive it."""

@@ -36,11 +36,7 @@ from nni_manager.domain.search_budget import SearchBudget
 from nni_manager.domain.stop_escalation import StopEvent
 from nni_manager.domain.trial import SEVERAL_FINAL_RESULTS, Trial, TrialEvent, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
-from trial_keeper.wire.reasons import ExitReason
-
-# Failures that the training code did not cause; a retry may succeed.
-_LOSSES = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST)
-_FAULTS_OF_CLUSTER = (*_LOSSES, ExitReason.PREEMPTED)
+from trial_keeper.wire.reasons import FAULTS_OF_CLUSTER, LOSSES, ExitReason
 
 _NewTrial = events.ParametersSuggested | events.TrialProposed
 
@@ -355,7 +351,7 @@ class TrialLifecycle:
     ) -> list[Effect]:
         """Return, retry or fail the trials of a job that has ended. `is_running`: the experiment still starts trials."""
         trials = self.scheduler.trials_of(job)
-        may_retry = is_running and event.reason in _FAULTS_OF_CLUSTER
+        may_retry = is_running and event.reason in FAULTS_OF_CLUSTER
         is_suspicious = event.was_supervised and not (job.ever_connected or job.state is JobState.DRAINING)
         if self.scheduler.reuses_jobs and not trials and is_suspicious:
             # The next job would fail in the same way. One queued trial fails per dead job, which limits the resubmissions.
@@ -410,7 +406,7 @@ class TrialLifecycle:
             may_retry = False
         if not may_retry:
             reason, message = event.reason, event.message
-            if trial.awaits_job_end and trial.run.reason is not None and reason in _LOSSES:
+            if trial.awaits_job_end and trial.run.reason is not None and reason in LOSSES:
                 # The keeper knows how the trial ended, and the cluster why.
                 reason, message = trial.run.reason, message or trial.run.message
             return self._lose(trial, reason, message, event.at_s, now_s)

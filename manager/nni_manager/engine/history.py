@@ -39,6 +39,7 @@ class History:
                 feedback.metric_of(trial),
                 trial.state is TrialState.SUCCEEDED,
                 curves.get(trial.trial_id, ()) if feedback.is_pruned(trial) else (),
+                feedback.is_void(trial),
             )
             for trial in trials
         ]
@@ -51,7 +52,8 @@ class History:
         if feedback.is_pruned(trial):
             curve = self._curves(trial.sequence_id, trial.sequence_id).get(trial.trial_id, ())
         metric, has_succeeded = feedback.metric_of(trial), trial.state is TrialState.SUCCEEDED
-        return Observation(trial.trial_id, effect.value, metric, has_succeeded, curve)
+        is_void = feedback.is_void(trial)
+        return Observation(trial.trial_id, effect.value, metric, has_succeeded, curve, is_void)
 
     def prior_result(self, trial: Trial, value: float) -> PriorResult:
         """The result of a trial in the form of imported results."""

@@ -42,7 +42,7 @@ class Observation:
 
     `value`: the number to learn from, or None. `metric`: the complete reported result as JSON text, a number or an object with
     further values. None: the trial failed or reported no result. `pruned_curve`: the intermediate results of a trial that was
-    pruned, in order and finite; otherwise empty.
+    pruned, in order and finite; otherwise empty. `is_void`: it has no result, and a user or the cluster has ended the trial.
     """
 
     trial_id: str
@@ -50,6 +50,7 @@ class Observation:
     metric: str | None
     has_succeeded: bool
     pruned_curve: Sequence[float] = ()
+    is_void: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class PastTrial:
     metric: str | None = None
     has_succeeded: bool = False
     pruned_curve: Sequence[float] = ()
+    is_void: bool = False
 
 
 class BaseTuner(ABC):

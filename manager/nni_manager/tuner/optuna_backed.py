@@ -31,7 +31,7 @@ from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.objectives import Objectives, OptimizeMode, Outcome
 from nni_manager.tuner import base
 from nni_manager.tuner.lazy import BaseDistribution, BaseSampler, FrozenTrial, optuna
-from nni_manager.tuner.samplers import IMPORTED, SamplerSeeds, from_unit
+from nni_manager.tuner.samplers import IMPORTED, VOID, SamplerSeeds, from_unit
 from nni_manager.tuner.untrusted_metadata import NOTED_ON_STUDY, NOTED_ON_TRIAL
 
 # An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Truncates beyond 8.2 sigma.
@@ -177,6 +177,8 @@ class OptunaTuner(SeededTuner[int]):
         position = self.end(trial_key)
         if position is None:
             return
+        if result.is_void:
+            self._storage.set_trial_user_attr(position, VOID, True)
         if not result.pruned_curve:
             self._learn(position, self._outcome_of(result.value, result.metric))
         else:
@@ -238,6 +240,7 @@ class OptunaTuner(SeededTuner[int]):
                 params={name: drawn for name, drawn in trial.metadata.items() if name not in _NOTES},
                 distributions=self.sampling.distributions_of(trial.metadata),
                 system_attrs=_noted(trial, NOTED_ON_TRIAL),
+                user_attrs={VOID: True} if trial.is_void else {},
                 intermediate_values=curve,
             )
 

@@ -18,6 +18,8 @@ from trial_keeper.frozen_dataclass import dataclass
 Space: TypeAlias = Mapping[str, BaseDistribution]
 IMPORTED = "imported"
 """The user attribute of a study's trials that the tuner did not propose."""
+VOID = "void"
+"""The user attribute of trials that a user or the cluster has ended: see `Observation.is_void`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from nni_manager.config.algorithm import BuiltInTuner
 from nni_manager.tuner.flat_study import MAX_TRIALS, FlatStudy, bounded, in_order
 from nni_manager.tuner.lazy import BaseDistribution, Floats, FrozenTrial, Study, np, optuna
 from nni_manager.tuner.optuna_backed import over_a_study
-from nni_manager.tuner.samplers import LearningSampler, SamplerSeeds
+from nni_manager.tuner.samplers import VOID, LearningSampler, SamplerSeeds
 
 if TYPE_CHECKING:
     from nni_manager.tuner.gaussian_process import MaternProcess
@@ -49,7 +49,10 @@ class Auto(LearningSampler):
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Choose the point of the trial."""
-        past = in_order(each for each in study.get_trials(deepcopy=False) if each.number != trial.number)
+        trials = study.get_trials(deepcopy=False)
+        past = in_order(
+            each for each in trials if each.number != trial.number and VOID not in each.user_attrs
+        )
         results = sum(each.state is optuna.trial.TrialState.COMPLETE for each in past)
         if not self._space.width:
             self._positions = np.empty(0)
