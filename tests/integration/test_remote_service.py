@@ -63,7 +63,9 @@ async def test_a_hanging_connection_is_replaced(platform):
     assert len(platform.ends) == 1
 
 
-async def test_jobs_are_looked_at_again_if_their_machine_cannot_look_now(platform, monkeypatch):
+async def test_the_states_of_jobs_are_read_again_after_their_machine_could_not_read_them(
+    platform, monkeypatch
+):
     monkeypatch.setattr(remote_service, "_RETRY_S", 0.05)
     async with platform.manager() as service:
         await service.submit(platform.settings())

@@ -306,12 +306,12 @@ class RemoteService(TrainingService):
             return  # done after the next connection
         except RequestFailed as error:
             logger.warning("%s", error)
-            self._tasks.spawn(self._look_later(jobs))
+            self._tasks.spawn(self._poll_again(jobs))
             return
         for job in jobs:
             self._apply(job, states[job.job_id])
 
-    async def _look_later(self, jobs: list[Job]) -> None:
+    async def _poll_again(self, jobs: list[Job]) -> None:
         await asyncio.sleep(_RETRY_S)
         await self._look_again([job for job in jobs if self._jobs.get(job.job_id) is job])
 

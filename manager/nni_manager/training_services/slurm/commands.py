@@ -67,16 +67,16 @@ class CommandsHere:
         except OSError as error:
             why = f"{error.strerror}; free memory or processes on this machine"
             raise RetryableError(f"cannot run {command[0]}: {why}") from error
-        is_over = False
+        has_ended = False
         try:
             printed, errors = process.communicate(stdin, timeout_s)
-            is_over = True
+            has_ended = True
         except subprocess.TimeoutExpired as error:
             raise TimeoutError from error
         finally:
             with self._lock:
                 self._running.discard(process)
-            if not is_over:
+            if not has_ended:
                 _kill(process)
                 process.communicate()
         return process.returncode, printed, errors
