@@ -9,13 +9,15 @@ from nni_sdk.integrations.reporter import MetricReporter, is_first_process
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 
 class ContinuedTraining:
     """The rounds of a training over all attempts of a trial.
 
     `rounds`: the number of complete rounds. `model`: the path of the model after them, in the framework's own format; None for a
-    training that starts at its first round.
+    training that starts at its first round. A trial with other parameters than those of the checkpoint, such as a member of a
+    population, has its parent's model, but none of its rounds and results.
     """
 
     def __init__(self, reporter: MetricReporter, *, is_saved: bool) -> None:
@@ -29,7 +31,8 @@ class ContinuedTraining:
         if path is not None:
             with open(os.path.join(path, "training.json"), encoding="utf-8") as file:
                 state = json.load(file)
-            self.rounds, reporter.final = state["rounds"], state["final"]
+            if state["parameters"] == _parameters():
+                self.rounds, reporter.final = state["rounds"], state["final"]
             self.model = os.path.join(path, "model")
 
     def continue_in_this_process(self) -> None:
@@ -60,6 +63,17 @@ class ContinuedTraining:
         def save(folder: str) -> None:
             save_model(os.path.join(folder, "model"))
             with open(os.path.join(folder, "training.json"), "w", encoding="utf-8") as file:
-                json.dump({"rounds": self.rounds, "final": self._reporter.final}, file)
+                state = {"rounds": self.rounds, "final": self._reporter.final, "parameters": _parameters()}
+                json.dump(state, file)
 
         nni_sdk.save_checkpoint(save)
+
+
+def _parameters() -> "Any":
+    """Those of the trial, without the budget: a trial that Hyperband promotes continues its own training."""
+    given = nni_sdk.get_current_parameter()
+    return (
+        {name: value for name, value in given.items() if name != "TRIAL_BUDGET"}
+        if isinstance(given, dict)
+        else given
+    )

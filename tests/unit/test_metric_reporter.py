@@ -2,11 +2,13 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 import nni_sdk
 from nni_sdk.errors import MetricAbsent
+from nni_sdk.integrations.continued_training import ContinuedTraining
 from nni_sdk.integrations.reporter import MetricReporter
 from nni_sdk.records import decode
 from nni_sdk.trial import TrialContext
@@ -14,11 +16,15 @@ from nni_sdk.trial import TrialContext
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": {}}))
-    environ = {"NNI_PLATFORM": "local", "NNI_SYS_DIR": str(tmp_path), "NNI_TRIAL_JOB_ID": "tRiAl"}
+    begin_attempt(tmp_path, monkeypatch, {})
+    return tmp_path
+
+
+def begin_attempt(folder, monkeypatch, parameters):
+    (folder / "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": parameters}))
+    environ = {"NNI_PLATFORM": "local", "NNI_SYS_DIR": str(folder), "NNI_TRIAL_JOB_ID": "tRiAl"}
     monkeypatch.setattr("nni_sdk.trial._trial", TrialContext(environ))
     nni_sdk.get_next_parameter()
-    return tmp_path
 
 
 def reported(folder):
@@ -43,6 +49,26 @@ def test_a_value_that_is_not_a_number_is_not_the_best_one(folder, best, final):
     for value in (math.nan, 0.25, math.nan, 0.75):
         reporter.report({"auc": value})
     assert reporter.final == final
+
+
+@pytest.mark.parametrize(
+    ("later", "is_same"),
+    [({"lr": 0.1, "TRIAL_BUDGET": 9}, True), ({"lr": 0.2, "TRIAL_BUDGET": 3}, False)],
+    ids=["a larger budget", "other parameters"],
+)
+def test_a_trial_with_other_parameters_has_the_model_but_not_the_results_of_its_checkpoint(
+    folder, monkeypatch, later, is_same
+):
+    begin_attempt(folder, monkeypatch, {"lr": 0.1, "TRIAL_BUDGET": 3})
+    reporter = MetricReporter("auc", "max")
+    training = ContinuedTraining(reporter, is_saved=True)
+    reporter.report({"auc": 0.9})
+    training.round_ended(lambda path: Path(path).write_text("weights"))
+    begin_attempt(folder, monkeypatch, later)
+    reporter = MetricReporter("auc", "max")
+    training = ContinuedTraining(reporter, is_saved=True)
+    assert Path(training.model).read_text() == "weights"
+    assert (training.rounds, reporter.final) == ((1, 0.9) if is_same else (0, None))
 
 
 def test_the_argument_best_accepts_only_min_max_and_none():
