@@ -22,6 +22,7 @@ from table import Row, render
 
 from nni_manager.client.hub_folder import hub_folder
 from nni_manager.client.manager_client import ManagerClient
+from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.store.folders import ManagerProcess, Registry
 from nni_manager.store.reader import StoreReader
 
@@ -103,7 +104,7 @@ def _list_times(server: ManagerProcess, experiments: int, rounds: int) -> tuple[
 
 def _rows_of(store: Path) -> int:
     with StoreReader(store) as reader:
-        return len(reader.values_over_time())
+        return len(reader.values_over_time(MAXIMIZE))
 
 
 def _time(call: Callable[[], object]) -> float:

@@ -1,12 +1,14 @@
 """The list and the curves of all experiments, read from the stores of the experiments."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_experiment import made_trial, write
 from stored_experiments import finished
 
-from nni_manager.domain.objectives import Objective
+from nni_manager.domain.objectives import Constraint, Objective, Objectives
 from nni_manager.hub.experiments import MAX_COMPARED, SPARKLINE_POINTS, Curve, Experiments, curve_of
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import trial_row
@@ -28,6 +30,20 @@ def test_the_result_curve_of_an_experiment_has_a_point_for_each_improvement(valu
     assert (curve.results, curve.seconds) == (len(values), max(len(values) - 1.0, 0.0))
     if values:
         assert curve.points[-1][2] == sign * max(sign * each for each in values)
+
+
+def test_a_result_that_violates_a_constraint_is_no_point_of_the_curve(an_experiment):
+    objectives = Objectives((MAXIMIZE,), (Constraint("size", at_most=5),))
+    folder = an_experiment("abc11111")
+    trials = [made_trial(number, 100.0 + number) for number in range(3)]
+    for trial, (value, size) in zip(trials, ((1, 5), (3, 6), (2, 4)), strict=True):
+        trial.run.set_final(json.dumps({"default": value, "size": size}), 0, objectives)
+    write(folder, *map(trial_row, trials))
+    with StoreReader(folder.database) as reader:
+        rows = reader.values_over_time(objectives)
+    curve = curve_of(rows, 100.0, MAXIMIZE)
+    assert [(count, value) for count, _, value in curve.points] == [(1, 1), (3, 2)]
+    assert curve.results == 3
 
 
 @given(st.integers(0, 200), st.integers(2, 50))

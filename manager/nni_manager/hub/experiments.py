@@ -114,19 +114,21 @@ class Experiments:
         kept = self._kept[folder.path]
         if kept.curve is None:
             with StoreReader(folder.database) as reader:
-                rows, stored = reader.values_over_time(), reader.experiment()
-            kept.curve = curve_of(
-                rows, stored.created_at_s, ExperimentSpec.from_json(stored.config).all_objectives.first
-            )
+                stored = reader.experiment()
+                objectives = ExperimentSpec.from_json(stored.config).all_objectives
+                rows = reader.values_over_time(objectives)
+            kept.curve = curve_of(rows, stored.created_at_s, objectives.first)
         return kept.curve
 
 
-def curve_of(rows: list[tuple[float, float]], started_at_s: float, objective: Objective) -> Curve:
-    """The curve of results with their times (seconds since the epoch), in the order of time."""
+def curve_of(rows: list[tuple[float, float | None]], started_at_s: float, objective: Objective) -> Curve:
+    """The curve of results with their times (seconds since the epoch), in the order of time. None: it is never the best."""
     points: list[Point] = []
     maximize = objective.mode == "maximize"
     for count, (at_s, value) in enumerate(rows, 1):
-        if not points or (value > points[-1][2] if maximize else value < points[-1][2]):
+        if value is not None and (
+            not points or (value > points[-1][2] if maximize else value < points[-1][2])
+        ):
             points.append((count, round(at_s - started_at_s, 3), value))
     seconds = round(rows[-1][0] - started_at_s, 3) if rows else 0.0
     return Curve(objective, tuple(points), len(rows), seconds)

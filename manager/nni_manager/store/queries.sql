@@ -51,8 +51,8 @@ FROM trial ORDER BY sequence_id;
 -- name: get_trial_totals -- the number of trials in each state, and the range of their values
 SELECT state, count(*) AS count, min(value) AS lowest, max(value) AS highest FROM trial GROUP BY state;
 
--- name: get_values_over_time -- the numbers of the results of the trials in these states (JSON list), in the order of their ends
-SELECT ended_at_s, value FROM trial
+-- name: get_values_over_time -- results with a number of the trials in these states (JSON list), in the order of their ends
+SELECT ended_at_s, value, final FROM trial
 WHERE state IN (SELECT value FROM json_each(:states)) AND value IS NOT NULL AND ended_at_s IS NOT NULL ORDER BY ended_at_s, sequence_id;
 
 -- name: get_trial_ids -- the first ids with this prefix; an exact match comes first

@@ -17,7 +17,7 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.learning_curve import LearningCurve, Segment, StoredMark, curve_of
 from nni_manager.domain.metrics import truncate_for_display
-from nni_manager.domain.objectives import MAXIMIZE, Objectives
+from nni_manager.domain.objectives import MAXIMIZE, Objectives, violated
 from nni_manager.domain.provenance import AttemptEnvironment, CodeVersion
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.trial import STATES_WITH_RESULT, TERMINAL_STATES, Trial, TrialState
@@ -158,10 +158,15 @@ class StoreReader:
     def _results(self) -> Sequence[sqlite3.Row]:
         return self._rows("get_results", {"states": _STATES_WITH_RESULT})
 
-    def values_over_time(self) -> list[tuple[float, float]]:
-        """When each trial whose result counts ended (seconds since the epoch), and the result's number, in the order of time."""
+    def values_over_time(self, objectives: Objectives) -> list[tuple[float, float | None]]:
+        """When each trial whose result counts ended (seconds since the epoch), and the result's number, in the order of time.
+
+        A result that violates a constraint has no number here.
+        """
         rows = self._rows("get_values_over_time", {"states": _STATES_WITH_RESULT})
-        return [(row["ended_at_s"], row["value"]) for row in rows]
+        return [
+            (row["ended_at_s"], None if violated(objectives, row["final"]) else row["value"]) for row in rows
+        ]
 
     def trial(self, trial_id: str) -> Trial | None:
         """One trial; None if the id is unknown."""
