@@ -812,6 +812,18 @@ def test_a_tuner_uses_imported_results_only_if_it_learns_from_results(a_tuner):
     assert contains(parse_search_space(ALL_TYPES), plain(again.ask(8).parameters)) == []
 
 
+def test_a_tuner_with_imported_results_proposes_the_same_parameters_after_a_restart(a_tuner):
+    donor = make_of("Random", TWO_FLOATS, seed=7)
+    known = [known_to_be(donor.ask(key).parameters, float(key % 3)) for key in range(12)]
+    unbroken, rebuilt = a_tuner(), a_tuner()
+    unbroken.import_results(known)
+    history = run(unbroken, range(30), lambda parameters: round(parameters["x"], 1))
+    rebuilt.import_results(known)
+    rebuilt.restore(stored(history))
+    later = [run(each, range(30, 36)) for each in (unbroken, rebuilt)]
+    assert proposed(later[0]) == proposed(later[1])
+
+
 @pytest.mark.parametrize("name", names_in(TUNERS, learns_from_others))
 def test_a_tuner_with_imported_results_searches_near_the_best_results(name):
     space = {each: {"_type": "uniform", "_value": [0, 1]} for each in "xy"}

@@ -114,6 +114,17 @@ def test_a_restarted_tuner_restores_its_trials_and_imports_trials_of_earlier_spa
     assert tuner.known[2:] == [(2, 0.2, '{"default": 0.2}')]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_results_are_imported_before_or_after_the_trials_are_restored(tuners, is_first):
+    session, (tuner, *_) = tuners
+    order = []
+    tuner.restores_imports_first = is_first
+    tuner.import_results = lambda results: order.append("import")
+    tuner.restore = lambda trials: order.append("restore")
+    session.restore([PastTrial(0, {"x": 1}, {}, 0.5, ended=True)], [PriorResult({"x": 2}, 0.5, "0.5")])
+    assert order == (["import", "restore"] if is_first else ["restore", "import"])
+
+
 def test_a_new_tuner_is_closed_and_not_used_if_it_fails_to_import_results(tuners, config):
     session, made = tuners
     with pytest.raises(ValueError, match="cannot learn"):

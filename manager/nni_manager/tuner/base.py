@@ -76,6 +76,9 @@ class PastTrial:
 class BaseTuner(ABC):
     """Proposes parameters and learns from results. Used by one thread at a time; does no I/O."""
 
+    restores_imports_first: bool = True
+    """True if results may be imported before `restore`. Most were imported before the first trial, and samplers of Optuna weight
+    results by their order."""
     learns: bool = True
     """True if proposals depend on results. Otherwise `ask` may be called before results are known."""
 

@@ -16,7 +16,7 @@ class FeasibleOnly(BaseTuner):
     def __init__(self, tuner: BaseTuner, objectives: Objectives) -> None:
         """`tuner` is used by this object only."""
         self._tuner, self._objectives = tuner, objectives
-        self.learns = tuner.learns
+        self.learns, self.restores_imports_first = tuner.learns, tuner.restores_imports_first
 
     def ask(self, trial_key: int) -> Suggestion | Later | None:
         """See `BaseTuner`."""

@@ -112,9 +112,12 @@ class TunerSession:
                 self._superseded[trial.key] = trial.parameters
             elif trial.value is not None and math.isfinite(trial.value):
                 earlier.append(_known(trial.parameters, trial.value, trial.metric))
+        imports = [*earlier, *known]
+        if imports and self._tuner.restores_imports_first:
+            self._tuner.import_results(imports)
         self._tuner.restore(own)
-        if earlier or known:
-            self._tuner.import_results([*earlier, *known])
+        if imports and not self._tuner.restores_imports_first:
+            self._tuner.import_results(imports)
 
 
 def _known(parameters: Mapping[str, Any], value: float, metric: str | None) -> PriorResult:
