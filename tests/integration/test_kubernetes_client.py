@@ -162,6 +162,17 @@ def test_objects_are_created_read_listed_and_deleted(cluster, server):
         cluster.get(OUR_SECRETS, "default", "a")
 
 
+def test_an_object_is_missing_only_if_the_cluster_says_so(cluster, server):
+    """A gateway, or an API server that starts, answers 404 for paths that exist."""
+    cluster.create(OUR_SECRETS, "default", a_secret("a"))
+    server.api.misbehave(404, 2)
+    with pytest.raises(ClusterUnavailable, match="list the served kinds"):
+        cluster.delete(OUR_SECRETS, "default", "a")
+    with pytest.raises(ClusterUnavailable):
+        cluster.get(OUR_SECRETS, "default", "a")
+    cluster.delete(OUR_SECRETS, "default", "a")
+
+
 def test_long_lists_are_read_page_by_page(cluster, server, monkeypatch):
     monkeypatch.setattr("nni_manager.training_services.kubernetes.api.PAGE_OBJECTS", 2)
     for number in range(5):

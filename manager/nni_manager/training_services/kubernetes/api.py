@@ -94,9 +94,8 @@ class Kubernetes:
         Raises:
             NotFound: there is none.
         """
-        return self._ask(
-            "GET", resource.path(namespace, name), f"read {_title_of(resource, namespace, name)}"
-        )
+        what = f"read {_title_of(resource, namespace, name)}"
+        return self._ask_about("GET", resource.path(namespace, name), what)
 
     def objects(
         self,
@@ -133,7 +132,7 @@ class Kubernetes:
             options["preconditions"] = {"uid": uid}
         what = f"delete {_title_of(resource, namespace, name)}"
         try:
-            self._ask("DELETE", resource.path(namespace, name), what, body=options)
+            self._ask_about("DELETE", resource.path(namespace, name), what, body=options)
         except errors.Conflict as error:
             if uid is None or self.get(resource, namespace, name)["metadata"]["uid"] == uid:
                 raise
@@ -256,6 +255,13 @@ class Kubernetes:
             return self._ask("GET", path, what)
         except errors.NotFound:
             return {}
+
+    def _ask_about(self, verb: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> Document:
+        """Make a call about an object. `NotFound` is the cluster's word: not that of a gateway, or of a server that starts."""
+        try:
+            return self._ask(verb, path, what, body=body)
+        except errors.NotServed as error:
+            raise ClusterUnavailable(str(error)) from error
 
     def _ask(
         self,
@@ -408,8 +414,12 @@ def _error(status: int, content: bytes, what: str) -> NniManagerError:
             return errors.Forbidden(
                 f"cannot {what}: {message}; ask an administrator of the cluster for the right, or use another namespace"
             )
-        case 404:
+        case 404 if document.get("reason") == "NotFound":
             return errors.NotFound(f"cannot {what}: {message}; list the objects with kubectl")
+        case 404:
+            return errors.NotServed(
+                f"cannot {what}: {message}; check the server's address, and list the served kinds with `kubectl api-resources`"
+            )
         case 409 if document.get("reason") == "AlreadyExists":
             return errors.AlreadyExists(
                 f"cannot {what}: {message}; delete the object with kubectl if it is not needed"

@@ -11,6 +11,10 @@ class NotFound(UserError):
     """cannot find the object on Kubernetes; list the objects with kubectl"""
 
 
+class NotServed(NotFound):
+    """cannot find this path on Kubernetes; check the server's address, and list the served kinds with `kubectl api-resources`"""
+
+
 class AlreadyExists(UserError):
     """cannot create the Kubernetes object: the name is in use; delete the existing object with kubectl"""
 
