@@ -1,5 +1,6 @@
 """The inputs of a local OpenPAI task (plan, environment), and its logs."""
 
+import errno
 import os
 
 import pytest
@@ -214,6 +215,23 @@ def test_the_oldest_file_is_deleted_even_if_the_clock_was_set_back(tmp_path, mon
     log.write(b"abcdef")
     files = [*reversed(old_logs(tmp_path / "log")), tmp_path / "log" / "current"]
     assert b"".join(file.read_bytes() for file in files) == b"def"
+
+
+@pytest.mark.parametrize("call", ["open", "rename"])
+def test_a_log_that_could_not_be_rotated_is_rotated_by_the_next_write(tmp_path, monkeypatch, call):
+    log = RotatedLog(tmp_path / "log", file_bytes=4, old_files=5)
+    log.write(b"abcd")
+
+    def fail(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, call, fail)
+        log.write(b"lost")
+    log.write(b"efgh")
+    log.write(b"ij")
+    files = [*reversed(old_logs(tmp_path / "log")), tmp_path / "log" / "current"]
+    assert [file.read_bytes() for file in files] == [b"abcd", b"efgh", b"ij"]
 
 
 def test_the_rotated_log_files_together_contain_every_byte_in_order(tmp_path):

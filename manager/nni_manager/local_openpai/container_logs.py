@@ -88,13 +88,15 @@ class RotatedLog:
                 view = view[written:]
 
     def _rotate(self) -> None:
-        os.close(self._descriptor)
         newest = next((int(log.stem[1:]) for log in old_logs(self._folder)), 0)
-        # Names stay in order even if the clock is set back.
-        os.rename(self._folder / CURRENT, self._folder / f"@{max(time.time_ns(), newest + 1):020d}.s")
+        with contextlib.suppress(FileNotFoundError):  # renamed before, but the next file could not be opened
+            # Names stay in order even if the clock is set back.
+            os.rename(self._folder / CURRENT, self._folder / f"@{max(time.time_ns(), newest + 1):020d}.s")
+        full = self._descriptor
+        self._open()
+        os.close(full)
         for old in old_logs(self._folder)[self._old_files :]:
             old.unlink()
-        self._open()
 
 
 def old_logs(folder: Path) -> list[Path]:
