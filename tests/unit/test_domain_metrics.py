@@ -73,10 +73,15 @@ def test_the_reward_of_any_text_is_a_finite_float_or_none(value: str) -> None:
     assert number is None or (type(number) is float and math.isfinite(number))
 
 
-def test_a_long_result_dict_is_shortened_to_its_number() -> None:
+def test_a_long_result_dict_is_shortened_to_its_numbers() -> None:
     assert truncate_for_display("x" * 4096) == "x" * 4096
     assert truncate_for_display(json.dumps("x" * 5000)) is None
     assert truncate_for_display(json.dumps({"note": "x" * 5000, "default": 2})) == "2.0"
+    several = {"accuracy": 0.5, "note": "x" * 5000, "ms": 3, "bad": math.nan}
+    assert truncate_for_display(json.dumps(several)) == '{"accuracy": 0.5, "ms": 3}'
+    many = {f"layer{number}": 0.5 for number in range(1000)}
+    assert truncate_for_display(json.dumps(many | {"default": 1})) == "1.0"
+    assert truncate_for_display(json.dumps(many)) is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Extracts the numbers that tuner and assessor use from reported metrics."""
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -127,10 +128,20 @@ def _quoted(text: str) -> str:
 
 
 def truncate_for_display(value: str) -> str | None:
-    """The newest intermediate result of a trial as kept in memory; None: it is too long and has no usable number."""
+    """The newest intermediate result of a trial as kept in memory; None: it is too long and has no usable number.
+
+    Of a long dict with metrics besides `default` its numbers are kept.
+    """
     if len(value) <= MAX_SHOWN_CHARACTERS:
         return value
     number = reward(value)
+    with contextlib.suppress(ValueError, RecursionError):
+        reported = json.loads(value)
+        if isinstance(reported, dict):
+            numbers = {name: each for name, each in reported.items() if finite_number(each) is not None}
+            text = json.dumps(numbers)
+            if numbers.keys() - {"default"} and len(text) <= MAX_SHOWN_CHARACTERS:
+                return text
     return None if number is None else json.dumps(number)
 
 
