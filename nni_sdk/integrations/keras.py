@@ -30,6 +30,7 @@ class NNICallback(Callback):
         self._reporter = MetricReporter(metric, best)
         self.training = ContinuedTraining(self._reporter, is_saved=checkpoints)
         self._names = set()  # type: set[str]
+        self._is_cut = False
 
     def on_train_begin(self, logs: "Any" = None) -> None:
         """See Keras. The model has been built by now, so that its weights and the optimizer's can be loaded."""
@@ -40,6 +41,7 @@ class NNICallback(Callback):
         """See Keras."""
         if nni_sdk.should_stop():
             self.model.stop_training = True
+            self._is_cut = batch + 1 != self.params.get("steps")
 
     def on_epoch_end(self, epoch: int, logs: "Any" = None) -> None:
         """See Keras."""
@@ -51,7 +53,8 @@ class NNICallback(Callback):
         )
         if is_first_process() and not is_awaited:
             self._reporter.report(logs)
-        self.training.round_ended(lambda path: self.model.save_weights(path + _SUFFIX))
+        if not self._is_cut:  # the next attempt trains the whole epoch
+            self.training.round_ended(lambda path: self.model.save_weights(path + _SUFFIX))
 
     def on_train_end(self, logs: "Any" = None) -> None:
         """See Keras."""

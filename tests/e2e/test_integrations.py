@@ -80,6 +80,13 @@ def test_a_stopped_training_ends_early_and_reports_a_final_result(trained):
     assert stopped["final"] == final_of(trained, stopped["values"])
 
 
+def test_a_round_in_which_the_training_was_stopped_is_not_saved_as_complete(trained):
+    if "stopped in a round" not in trained:
+        pytest.skip("its callback stops the training after a round")
+    assert trained["stopped in a round"]["error"] is None
+    assert trained["stopped in a round"]["rounds"] == STOP_AFTER
+
+
 def test_the_callback_reports_nothing_outside_an_experiment_and_the_training_is_unchanged(trained):
     alone = trained["standalone"]
     assert alone["error"] is None

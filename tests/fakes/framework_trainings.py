@@ -173,6 +173,7 @@ class Keras:
     module, metric, names, best = "keras", "val_loss", ["accuracy", "loss", "val_accuracy", "val_loss"], "max"
     other = "KerasPruningCallback"
     continues = True
+    stops_in_a_round = True
 
     def train(self, callback):
         import keras
@@ -428,6 +429,13 @@ def run_as_trial(framework, folder, *, metric=None, stops=False, is_trial=True, 
     return {"values": [float(value) for value in values], "error": error, **reports_in(folder)}
 
 
+def run_stopped(framework, folder):
+    """Run a training that is stopped in a round, and return the number of rounds of its newest checkpoint."""
+    result = run_as_trial(framework, folder, stops=True, checkpoints=True)
+    newest = max(Path(folder, "checkpoints").glob("*/training.json"))
+    return result | {"rounds": json.loads(newest.read_text())["rounds"]}
+
+
 def run_killed(framework, folder, *, at_end=False, train=run_as_trial):
     """Run two attempts; return what each has reported. The first attempt exits before its third report, or before its final
     report if `at_end`. The second attempt continues from the first one's checkpoint. `kept`: the number of reports before the
@@ -562,6 +570,8 @@ def main(name, launched_in=None, arguments="{}"):
     if hasattr(framework, "saves_together"):
         scenarios["two ranks killed"] = lambda folder: run_killed(framework, folder, train=run_on_two_ranks)
         scenarios["launched"] = lambda folder: run_launched(name, folder, checkpoints=True)
+    if hasattr(framework, "stops_in_a_round"):
+        scenarios["stopped in a round"] = lambda folder: run_stopped(framework, folder)
     for scenario, run in scenarios.items():
         with tempfile.TemporaryDirectory() as folder:
             # A killed training leaves its temporary files.
