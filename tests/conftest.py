@@ -60,13 +60,14 @@ BENCHMARKS = Path(__file__).parent / "benchmarks"
 
 @pytest.fixture(autouse=True, scope="session")
 def signals_of_a_terminal() -> None:
-    """Reset signals that are ignored, for example because of nohup.
+    """Reset signals that are ignored, for example because of nohup, to the handlers of a Python in a terminal.
 
     Processes that tests start would inherit the ignored signals.
     """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+            is_interrupt = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)
