@@ -76,7 +76,7 @@ _HOMES = {
 
 
 def __dir__():  # type: () -> list[str]
-    return sorted({*globals(), *_MODULES, *_HOMES})
+    return sorted(set(globals()).union(_MODULES, _HOMES))
 
 
 def __getattr__(name):  # type: (str) -> object
