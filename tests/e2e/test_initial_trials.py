@@ -67,7 +67,7 @@ def test_nnictl_and_the_python_api_add_trials_to_an_experiment(a_real_experiment
     assert Experiment.connect(experiment.port).import_data([{"parameter": {"x": 0.1}, "value": 3}]) in (0, 1)
 
 
-@pytest.mark.parametrize("text", ["[1]", '"x"', "3", '[{"x": 1}, null]'])
+@pytest.mark.parametrize("text", ["[]", "[1]", '"x"', "3", '[{"x": 1}, null]'])
 def test_a_parameter_file_without_entries_adds_no_trials(a_real_experiment, tmp_path, capsys, text):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=1)
     Registry.of_user().add(experiment.folder)
