@@ -48,7 +48,7 @@ class Feedback:
         return is_stopped and self.reward_of(trial) is None
 
     def is_void(self, trial: Trial) -> bool:
-        """True if this terminal trial has no result, and not its training code has ended it, but a user or the cluster."""
+        """True if this terminal trial has no result because a user or the cluster has ended it."""
         is_ended_from_outside = (
             trial.state is TrialState.USER_CANCELED or trial.run.reason in FAULTS_OF_CLUSTER
         )

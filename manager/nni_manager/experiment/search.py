@@ -25,16 +25,15 @@ if TYPE_CHECKING:
 Algorithm: TypeAlias = "str | AlgorithmConfig | Mapping[str, Any]"
 """A tuner, assessor or advisor: its name, or its configuration."""
 
-_SEARCHES_HERE = "a search runs a function, on this machine; remove it"
 _ARGUMENTS = {
-    "searchspace": "its argument `space` is the search space",
-    "maxtrialnumber": "its argument `trials` is the number of trials",
-    "ntrials": "its argument `trials` is the number of trials",
-    "trialconcurrency": "its argument `concurrency` says how many trials run at a time",
-    "njobs": "its argument `concurrency` says how many trials run at a time",
+    "searchspace": "use its argument `space`",
+    "maxtrialnumber": "use its argument `trials`",
+    "ntrials": "use its argument `trials`",
+    "trialconcurrency": "use its argument `concurrency`",
+    "njobs": "use its argument `concurrency`",
     "direction": "maximize=True searches for large results; without it, small ones are better",
     "trialcodedirectory": "the function runs in the current directory; change that with os.chdir()",
-    "trainingserviceplatform": _SEARCHES_HERE,
+    "trainingserviceplatform": "its trials run on this machine; remove it",
 }
 """Fields of `ExperimentConfig`, and names of other tools, that arguments of `search` replace: why, with the remedy."""
 

@@ -80,9 +80,8 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         stops, self._process.stops = self._process.stops, []
         return stops
 
-    restores_imports_first = (
-        False  # an import creates the object, and a restored one loads its own checkpoint
-    )
+    # An import creates the object, and a restored object loads its own checkpoint.
+    restores_imports_first = False
 
     def import_results(self, results: Iterable[PriorResult]) -> int:
         """See `BaseTuner.import_results`. Counts all results: only the user's class can decide which results are usable."""

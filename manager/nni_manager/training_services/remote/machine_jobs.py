@@ -90,9 +90,8 @@ class MachineJobs:
         if self._file(job_id).exists():
             return None
         log, exit_file = self.log(job_id), self._exit_file(job_id)
-        exit_file.unlink(
-            missing_ok=True
-        )  # a shell that was killed may have written it before the keeper started
+        # The shell of a failed start may have written it, before the keeper started.
+        exit_file.unlink(missing_ok=True)
         shell = subprocess.Popen(
             ["bash", "-c", _SHELL, "bash", str(run_script), str(log), str(exit_file)],
             cwd=self.folder,
