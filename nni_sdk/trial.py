@@ -414,7 +414,8 @@ def should_stop() -> bool:
 def stop_reason() -> "str | None":
     """Return why this trial is to end; None as long as `should_stop()` is False.
 
-    One of `early stopped` (the assessor), `stopped by user`, `time limit`, `trial over` (other tasks have ended the trial),
+    One of `early stopped` (the assessor), `stopped by user` (this trial), `experiment stopped`, `time limit`, `trial over` (other
+    tasks have ended the trial),
     `preempted` (Kubernetes has reported that it preempts the pod) and `job lost` (the cluster ends the container).
 
     Raises: as `should_stop`.

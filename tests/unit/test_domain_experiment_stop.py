@@ -28,8 +28,8 @@ def test_a_stopped_experiment_cancels_all_trials_and_ends_after_the_last_trial()
     search.handle(ExperimentStopAsked(40.0))
     assert search.state is ExperimentState.STOPPING
     assert search.canceled == [
-        (waiting, ExitReason.STOPPED_BY_USER),
-        (running, ExitReason.STOPPED_BY_USER),
+        (waiting, ExitReason.EXPERIMENT_STOPPED),
+        (running, ExitReason.EXPERIMENT_STOPPED),
     ]
     search.deliver(closing)
     search.end(running, ExitReason.SIGNAL)
@@ -126,7 +126,7 @@ def test_an_attempt_is_stopped_if_it_starts_while_the_experiment_is_stopping() -
     search.handle(ExperimentStopAsked(40.0))
     assert search.canceled == []
     search.start("t0", attempt=1)
-    assert search.canceled == [("t0", ExitReason.STOPPED_BY_USER)]
+    assert search.canceled == [("t0", ExitReason.EXPERIMENT_STOPPED)]
 
 
 def test_a_trial_over_its_time_limit_is_stopped_and_replaced_by_another_trial() -> None:

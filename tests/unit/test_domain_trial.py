@@ -147,6 +147,7 @@ def test_a_trial_succeeds_if_it_exits_with_0_before_the_stop_request_arrives(a_t
 
 STOPPED = {
     ExitReason.STOPPED_BY_USER: TrialState.USER_CANCELED,
+    ExitReason.EXPERIMENT_STOPPED: TrialState.USER_CANCELED,
     ExitReason.EARLY_STOPPED: TrialState.EARLY_STOPPED,
     ExitReason.TIME_LIMIT: TrialState.SYS_CANCELED,
 }

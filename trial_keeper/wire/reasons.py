@@ -11,6 +11,8 @@ class ExitReason(str, Enum):
     SIGNAL = "signal"
     OUT_OF_MEMORY = "out of memory"
     STOPPED_BY_USER = "stopped by user"
+    EXPERIMENT_STOPPED = "experiment stopped"
+    """A user has stopped the experiment as a whole, and not this trial for what it reported."""
     EARLY_STOPPED = "early stopped"
     TIME_LIMIT = "time limit"
     KEEPER_LOST = "keeper lost"
@@ -29,7 +31,13 @@ LOSSES = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST)
 FAULTS_OF_CLUSTER = (*LOSSES, ExitReason.PREEMPTED)
 
 STOP_REASONS = frozenset(
-    {ExitReason.STOPPED_BY_USER, ExitReason.EARLY_STOPPED, ExitReason.TIME_LIMIT, ExitReason.TRIAL_OVER}
+    {
+        ExitReason.STOPPED_BY_USER,
+        ExitReason.EXPERIMENT_STOPPED,
+        ExitReason.EARLY_STOPPED,
+        ExitReason.TIME_LIMIT,
+        ExitReason.TRIAL_OVER,
+    }
 )
 """The reasons for which the manager decides to stop a trial. Others come from the keeper, which sees how the command ended."""
 STOP_MESSAGE_REASONS = STOP_REASONS | {ExitReason.PREEMPTED}

@@ -8,7 +8,7 @@ from nni_manager.domain.events import Effect
 from nni_manager.domain.metrics import MetricValue, reward
 from nni_manager.domain.objectives import Objectives
 from nni_manager.domain.trial import Trial, TrialState
-from trial_keeper.wire.reasons import FAULTS_OF_CLUSTER
+from trial_keeper.wire.reasons import FAULTS_OF_CLUSTER, ExitReason
 
 
 @dataclass(slots=True)
@@ -53,6 +53,10 @@ class Feedback:
             trial.state is TrialState.USER_CANCELED or trial.run.reason in FAULTS_OF_CLUSTER
         )
         return is_ended_from_outside and self.reward_of(trial) is None
+
+    def is_interrupted(self, trial: Trial) -> bool:
+        """True if this terminal trial has no result because the experiment was stopped."""
+        return trial.run.reason is ExitReason.EXPERIMENT_STOPPED and self.reward_of(trial) is None
 
     def seen_by_assessor(self, value: str) -> float | None:
         """An intermediate result in the form that the assessor receives; None: it does not receive it."""

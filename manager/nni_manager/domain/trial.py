@@ -50,6 +50,7 @@ class TrialState(str, Enum):
 TERMINAL_STATE: dict[ExitReason, TrialState] = dict.fromkeys(ExitReason, TrialState.FAILED) | {
     ExitReason.SUCCEEDED: TrialState.SUCCEEDED,
     ExitReason.STOPPED_BY_USER: TrialState.USER_CANCELED,
+    ExitReason.EXPERIMENT_STOPPED: TrialState.USER_CANCELED,
     ExitReason.EARLY_STOPPED: TrialState.EARLY_STOPPED,
     ExitReason.TIME_LIMIT: TrialState.SYS_CANCELED,
 }

@@ -104,7 +104,7 @@ class TrialLifecycle:
         # The answer arrived after the experiment failed or was stopped: the trial ends before it starts.
         if error:
             return self._lose(trial, ExitReason.COULD_NOT_START, error, event.at_s, now_s)
-        trial.stop_reason = ExitReason.STOPPED_BY_USER
+        trial.stop_reason = ExitReason.EXPERIMENT_STOPPED
         return self._lose(trial, trial.stop_reason, "the experiment was stopped", event.at_s, now_s)
 
     def add_proposed(self, event: events.TrialProposed) -> list[Effect]:
@@ -177,7 +177,7 @@ class TrialLifecycle:
             trial.began(key, event.at_s, now_s)
         self.scheduler.lost.apply(trial.job_id, LossEvent.KEEPER_RETURNED, now_s)
         self._running.add(trial)
-        stopped_before = trial.stop_reason or (ExitReason.STOPPED_BY_USER if is_stopping else None)
+        stopped_before = trial.stop_reason or (ExitReason.EXPERIMENT_STOPPED if is_stopping else None)
         if trial.state is TrialState.RUNNING and stopped_before is not None:
             # The cluster started a new attempt of a trial that was to be stopped.
             trial.stop_reason = None
@@ -478,7 +478,7 @@ class TrialLifecycle:
         """Stop every trial, on request of a user."""
         effects: list[Effect] = []
         for trial in [trial for trial in self.trials.values() if not trial.state.is_terminal]:
-            effects += self.stop(trial.trial_id, ExitReason.STOPPED_BY_USER, at_s, now_s)
+            effects += self.stop(trial.trial_id, ExitReason.EXPERIMENT_STOPPED, at_s, now_s)
         return effects
 
     @contextmanager

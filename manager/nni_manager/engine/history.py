@@ -40,6 +40,7 @@ class History:
                 trial.state is TrialState.SUCCEEDED,
                 curves.get(trial.trial_id, ()) if feedback.is_pruned(trial) else (),
                 feedback.is_void(trial),
+                feedback.is_interrupted(trial),
             )
             for trial in trials
         ]
@@ -51,9 +52,15 @@ class History:
         curve: Sequence[float] = ()
         if feedback.is_pruned(trial):
             curve = self._curves(trial.sequence_id, trial.sequence_id).get(trial.trial_id, ())
-        metric, has_succeeded = feedback.metric_of(trial), trial.state is TrialState.SUCCEEDED
-        is_void = feedback.is_void(trial)
-        return Observation(trial.trial_id, effect.value, metric, has_succeeded, curve, is_void)
+        return Observation(
+            trial.trial_id,
+            effect.value,
+            feedback.metric_of(trial),
+            trial.state is TrialState.SUCCEEDED,
+            curve,
+            feedback.is_void(trial),
+            feedback.is_interrupted(trial),
+        )
 
     def prior_result(self, trial: Trial, value: float) -> PriorResult:
         """The result of a trial in the form of imported results."""

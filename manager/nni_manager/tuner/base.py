@@ -43,6 +43,7 @@ class Observation:
     `value`: the number to learn from, or None. `metric`: the complete reported result as JSON text, a number or an object with
     further values. None: the trial failed or reported no result. `pruned_curve`: the intermediate results of a trial that was
     pruned, in order and finite; otherwise empty. `is_void`: it has no result, and a user or the cluster has ended the trial.
+    `is_interrupted`: it is void because the experiment was stopped, so its parameters may be proposed once more.
     """
 
     trial_id: str
@@ -51,6 +52,7 @@ class Observation:
     has_succeeded: bool
     pruned_curve: Sequence[float] = ()
     is_void: bool = False
+    is_interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,20 @@ class PastTrial:
     has_succeeded: bool = False
     pruned_curve: Sequence[float] = ()
     is_void: bool = False
+    is_interrupted: bool = False
+
+    @property
+    def observation(self) -> Observation:
+        """The outcome of an ended trial."""
+        return Observation(
+            self.trial_id,
+            self.value,
+            self.metric,
+            self.has_succeeded,
+            self.pruned_curve,
+            self.is_void,
+            self.is_interrupted,
+        )
 
 
 class BaseTuner(ABC):
@@ -151,6 +167,10 @@ class KeyedTuner(BaseTuner, Generic[Position]):
     def learn(self, position: Position, value: float | None) -> None:
         """Learn the first result of a trial: a finite value, or None for a failed trial."""
 
+    def requeue(self, position: Position) -> None:
+        """Let the position of an interrupted trial be proposed once more. By default the trial counts as failed."""
+        self.learn(position, None)
+
     @abstractmethod
     def replay(self, trials: Iterable[PastTrial]) -> None:
         """See `restore`; no trial was asked for yet. Calls `note` for each trial."""
@@ -187,6 +207,13 @@ class KeyedTuner(BaseTuner, Generic[Position]):
         """See `BaseTuner`."""
         if (position := self.end(trial_key)) is not None:
             self.learn(position, value if value is not None and math.isfinite(value) else None)
+
+    def tell_result(self, trial_key: int, result: Observation) -> None:
+        """See `BaseTuner`."""
+        if not result.is_interrupted:
+            super().tell_result(trial_key, result)
+        elif (position := self.end(trial_key)) is not None:
+            self.requeue(position)
 
     def restore(self, trials: Iterable[PastTrial]) -> None:
         """See `BaseTuner`."""

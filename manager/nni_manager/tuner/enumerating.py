@@ -29,7 +29,7 @@ class Points(ABC):
 
 
 class EnumeratingTuner(KeyedTuner[int]):
-    """Proposes each point once, whatever the results; a failed trial is not repeated.
+    """Proposes each point once, whatever the results; a failed trial is not repeated, one that a stop has interrupted is.
 
     The position of a trial (see `KeyedTuner`) is the index of its point.
     """
@@ -75,7 +75,12 @@ class EnumeratingTuner(KeyedTuner[int]):
                     raise ValueError(index)
             self.note(trial.key, index)
             if trial.ended:
-                self.end(trial.key)
+                self.tell_result(trial.key, trial.observation)
+
+    def requeue(self, position: int) -> None:
+        """See `KeyedTuner`."""
+        self._proposed.discard(position)
+        self._next = min(self._next, position)
 
     def note(self, trial_key: int, position: int) -> None:
         """See `KeyedTuner`."""

@@ -98,8 +98,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
             self._process.call("ask_again", _id_of(trial))
             self.note(trial.key, (_id_of(trial), dict(trial.parameters)))
             if trial.ended:
-                result = Observation(trial.trial_id, trial.value, trial.metric, trial.has_succeeded)
-                self.tell_result(trial.key, result)
+                self.tell_result(trial.key, trial.observation)
         self._process.call("discard_delivered")
         self.take_stops()  # of trials that have ended
 

@@ -60,7 +60,7 @@ class _Bracket:
     rounds: list[tuple[int, int]]
     draws: dict[int, dict[str, JsonScalar]] = field(default_factory=dict)
     waiting: deque[tuple[int, int]] = field(default_factory=deque)
-    """(round, config) of the promoted sets that are not yet proposed."""
+    """(round, config) of the sets that are to be proposed: promoted ones, and those whose trial was interrupted."""
     members: list[int] = field(default_factory=list)
     """Number of parameter sets in each round that has started."""
     losses: list[dict[int, float]] = field(default_factory=list)
@@ -144,6 +144,10 @@ class Hyperband(SeededTuner[_Position]):
         """See `KeyedTuner`."""
         self._brackets[position.bracket].ended(position, self.loss_of(value))
 
+    def requeue(self, position: _Position) -> None:
+        """See `KeyedTuner`. The parameter set runs once more with the same budget."""
+        self._brackets[position.bracket].waiting.append((position.round, position.config))
+
     def replay(self, trials: Iterable[PastTrial]) -> None:
         """See `KeyedTuner`. Trial keys grow from round to round, so each round precedes its promotions."""
         for trial in trials:
@@ -157,8 +161,7 @@ class Hyperband(SeededTuner[_Position]):
             self._brackets[position.bracket].asked(position, draws)
             self.note(trial.key, position)
             if trial.ended:
-                self.note_id(trial.key, trial.trial_id)
-                self.tell(trial.key, trial.value)
+                self.tell_result(trial.key, trial.observation)
 
     def _next_position(self) -> _Position:
         while self._first_open < len(self._brackets) and self._brackets[self._first_open].is_complete:

@@ -117,6 +117,11 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
         if number == len(self._generations) - 1 and len(generation.losses) == len(generation.plans):
             self._begin_next(number)
 
+    def requeue(self, position: tuple[int, int]) -> None:
+        """See `KeyedTuner`. The member's next trial of the same generation has the same plan."""
+        number, member = position
+        self._generations[number].asked.discard(member)
+
     def replay(self, trials: Iterable[PastTrial]) -> None:
         """See `KeyedTuner`."""
         past = [(*self._read(trial), trial) for trial in trials]
@@ -126,8 +131,7 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
                 self._begin_next(len(self._generations) - 1)
             self._start(trial.key, number, member, plan)
             if trial.ended:
-                self.note_id(trial.key, trial.trial_id)
-                self.tell(trial.key, trial.value)
+                self.tell_result(trial.key, trial.observation)
 
     def _start(self, trial_key: int, number: int, member: int, plan: _Plan) -> None:
         generation = self._generations[number]
