@@ -6,6 +6,7 @@ import time
 
 import pytest
 from attempts import sign_attempt
+from deadlines import DEADLINE_S
 from real_experiment import values
 from scripted_keeper import (
     FIRST,
@@ -27,12 +28,12 @@ from void_service import an_engine, start
 
 from nni_manager.domain.events import NodeReadinessChanged, TimePassed
 from nni_manager.domain.stop_escalation import StopStage
-from nni_manager.engine import job_submission, storage_poller
+from nni_manager.engine import job_recovery, job_submission, storage_poller
 from nni_manager.errors import RetryableError
 from nni_manager.store import leftover_jobs
 from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_sdk.records import encode
-from trial_keeper.wire.messages import AttemptKey, Idle, RunTrial, Stream, TrialStarted
+from trial_keeper.wire.messages import AttemptKey, Idle, RunTrial, Stream, TrialEnded, TrialStarted
 from trial_keeper.wire.reasons import ExitReason
 
 NOTHING = "pass\n"
@@ -398,6 +399,7 @@ def test_a_trial_whose_restarted_keeper_has_forgotten_it_ends_with_the_data_in_t
 def test_a_forgotten_trial_is_dispatched_again_if_the_manager_may_not_read_its_files(
     a_real_experiment, monkeypatch
 ):
+    monkeypatch.setattr(job_recovery, "STORAGE_LAG_S", 0.1)
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
 
     async def scenario():
@@ -407,6 +409,43 @@ def test_a_forgotten_trial_is_dispatched_again_if_the_manager_may_not_read_its_f
         (again,) = await ScriptedKeeper(engine, "env-0").receive_until(RunTrial)
         assert again.trial_id == trial.trial_id
         assert again.attempt_id != name
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_a_trial_that_its_keeper_started_after_its_hello_is_not_lost(
+    a_real_experiment, monkeypatch, is_reported
+):
+    """The storage had shown the start before the Hello arrived."""
+    monkeypatch.setattr(job_recovery, "STORAGE_LAG_S", DEADLINE_S if is_reported else 0.1)
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
+    looked = asyncio.Event()
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial, name = await a_forgotten_trial(engine, service)
+        key = AttemptKey(trial.trial_id, name, "main-0")
+        scan = engine.storage_poller.scan_remaining
+
+        async def scan_and_note(*arguments, **options):
+            left = await scan(*arguments, **options)
+            looked.set()
+            return left
+
+        monkeypatch.setattr(engine.storage_poller, "scan_remaining", scan_and_note)
+        keeper = ScriptedKeeper(engine, "env-0")
+        await looked.wait()
+        if is_reported:
+            ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 10.5, dict.fromkeys(Stream, 0))
+            keeper.send(TrialStarted(key, 10.0), ended)
+            await until(lambda: trial.state.is_terminal)
+            assert (trial.state.value, trial.run.attempt) == ("SUCCEEDED", 0)
+        else:
+            (again,) = await keeper.receive_until(RunTrial)
+            assert again.attempt_id != name
         await engine.close()
 
     play(scenario)

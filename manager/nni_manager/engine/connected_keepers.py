@@ -9,7 +9,7 @@ from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.snapshot import KeeperSeen
 from trial_keeper.wire.attempt_ids import new_attempt_id, sort_key
-from trial_keeper.wire.messages import Ack, ManagerMessage, RunTrial, StopTrial, Welcome
+from trial_keeper.wire.messages import Ack, AttemptKey, ManagerMessage, RunTrial, StopTrial, Welcome
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -48,6 +48,8 @@ class ConnectedKeeper:
     version: str
     outgoing: CoalescingQueue = field(default_factory=CoalescingQueue, init=False)
     """The messages to send; None ends the stream."""
+    reported: AttemptKey | None = field(default=None, init=False)
+    """The attempt of its last message about one; None: it has sent none on this stream."""
 
 
 class ConnectedKeepers:
@@ -85,6 +87,11 @@ class ConnectedKeepers:
     def has(self, keeper: ConnectedKeeper) -> bool:
         """True if the keeper is registered: it has not been superseded."""
         return self._find(keeper.job_id, keeper.task) is keeper
+
+    def reports(self, job_id: str, key: AttemptKey) -> bool:
+        """True if the last report of the connected keeper was about this attempt."""
+        keeper = self._find(job_id, key.task)
+        return keeper is not None and keeper.reported == key
 
     # ---- commands
 

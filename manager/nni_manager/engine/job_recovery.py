@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 # Bounds the wait for hanging storage or a full disk when a job is abandoned.
 _ABANDONED_TIMEOUT_S = 5.0
+_RETRY_DELAY_S = 0.2
 
 
 @dataclass(eq=False)
@@ -223,11 +224,23 @@ class JobRecovery:
         except StoragePermissionDenied as error:
             log.warning("trial %s: %s", key, error)
             found = None
-        if found is None or found.ended is None:
+        if found is not None and found.ended is not None:
+            self.ingest.end(found.ended)
+        elif not await self._is_reported(trial, key):
             log.warning("trial %s: its keeper ended without reporting the end of the trial", key)
             self.runtime.post(events.AttemptLost(key, time.time()))
-        else:
-            self.ingest.end(found.ended)
+
+    async def _is_reported(self, trial: Trial, key: AttemptKey) -> bool:
+        """True if the keeper reports the attempt after all: it had started it while its Hello was on the way.
+
+        The storage may have shown that start before the Hello arrived. So the report of a recent start is awaited.
+        """
+        until_s = (trial.run.start_received_at_s or 0.0) + STORAGE_LAG_S
+        while not (is_reported := self.ingest.keepers.reports(trial.job_id, key)):
+            if time.monotonic() >= until_s:
+                break
+            await asyncio.sleep(_RETRY_DELAY_S)
+        return is_reported
 
     def drain_source(self, key: AttemptKey) -> None:
         """Read what is missing of the metrics of an ended attempt, from whose checkpoint a later one continues.

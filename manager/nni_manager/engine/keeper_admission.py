@@ -51,6 +51,7 @@ class KeeperSession(ConnectedKeeper):
             ProtocolError: the message concerns another keeper's trial, or is a second Hello.
         """
         if hasattr(message, "key"):
+            self.reported = message.key
             self._reported_keys.add(message.key)
         if self._admission.is_open:  # unacknowledged messages are resent to the next manager
             self._ingest.receive(self, message)
