@@ -332,6 +332,10 @@ def test_each_task_has_unique_ports_and_a_job_without_free_ports_fails(play):
         crowded = await over(cluster, "two")
         assert crowded.tasks["worker"][0].exit.code == 253
         assert "free ports between" in crowded.attempt.exit.diagnostics
+        # Without gang allocation each task is allocated by itself: the first one ends the attempt while the second one waits.
+        single = {"extras": {"gangAllocation": False}, "jobRetryCount": 1}
+        await cluster.submit("alice", roles(name="three", top=single, worker={**role, "instances": 2}))
+        assert (await over(cluster, "three")).attempt.code == 253
         await stop(cluster)
 
     play(scenario, first_port=11900, end_port=11945, most_platform_retries=1)

@@ -280,8 +280,18 @@ def test_each_gpu_is_assigned_to_one_container_of_its_virtual_cluster():
     first, second = virtual_clusters({"a": ResourceCounts(9, 9, 2), "b": ResourceCounts(9, 9, 1)}).values()
     first.enqueue(a_request(1, a=(0, 0, 1), b=(0, 0, 1)))
     second.enqueue(a_request(2, c=(0, 0, 1)))
-    assert first.grants()[0].gpus == {"a": (0,), "b": (1,)}
-    assert second.grants()[0].gpus == {"c": (2,)}
+    assert next(first.grants()).gpus == {"a": (0,), "b": (1,)}
+    assert next(second.grants()).gpus == {"c": (2,)}
+
+
+def test_a_request_that_leaves_the_queue_after_the_grant_of_another_request_is_not_granted():
+    cluster = a_cluster()
+    for job_id, name in enumerate("abc"):
+        cluster.enqueue(a_request(job_id, **{name: (1, 1, 0)}))
+    grants = cluster.grants()
+    assert next(grants).request.job_id == 0
+    cluster.dequeue(["b"])
+    assert [grant.request.job_id for grant in grants] == [2]
 
 
 def test_a_request_that_leaves_the_queue_unblocks_the_next_request():

@@ -78,9 +78,17 @@ class Allocator:
         self._use_ports(task.container_id, allocation.ports)
 
     def grants(self) -> Iterator[Grant]:
-        """Allocate resources to queued requests until none fits."""
-        while granted := [grant for each in self.virtual_clusters.values() for grant in each.grants()]:
-            yield from granted
+        """Allocate resources to queued requests, one by one, until none fits.
+
+        A grant that cannot be used ends its containers. The job may then withdraw other requests, and make new ones.
+        """
+        is_granted = True
+        while is_granted:
+            is_granted = False
+            for cluster in self.virtual_clusters.values():
+                for grant in cluster.grants():
+                    is_granted = True
+                    yield grant
 
     def allocated(self, job: PaiJob, grant: Grant) -> list[Allocated] | list[ContainerEnded]:
         """The outcome of a grant: the allocations with their ports, or the end of all its containers."""

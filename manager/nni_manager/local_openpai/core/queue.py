@@ -6,7 +6,7 @@ containers of a request are allocated together; with gang allocation, these are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 
 from trial_keeper.frozen_dataclass import dataclass
@@ -94,9 +94,8 @@ class VirtualCluster:
         if held is not None:
             self.used -= held[0]
 
-    def grants(self) -> list[Grant]:
-        """Allocate and return the requests at the front of the queue that fit now."""
-        granted = []
+    def grants(self) -> Iterator[Grant]:
+        """Allocate the requests at the front of the queue that fit now, one by one: a grant may change the queue."""
         while self.waiting:
             key, request = next(iter(self.waiting.items()))
             if not request.total.fits_into(self.capacity - self.used):
@@ -110,8 +109,7 @@ class VirtualCluster:
                 gpus[container_id] = tuple(free[: max(0, need.gpu)])
                 free = free[max(0, need.gpu) :]
                 self.hold(container_id, need, gpus[container_id])
-            granted.append(Grant(request, gpus))
-        return granted
+            yield Grant(request, gpus)
 
     def _free_gpus(self) -> list[int]:
         taken = {gpu for _, gpus in self._held.values() for gpu in gpus}
