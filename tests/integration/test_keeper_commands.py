@@ -198,7 +198,7 @@ def test_a_cluster_with_a_grace_period_is_asked_at_once_to_stop_the_job_of_a_sto
 
 
 def test_a_job_that_ends_after_the_stop_of_its_trial_is_not_stopped_again(a_real_experiment, monkeypatch):
-    monkeypatch.setattr(trial_dispatch, "_KEEPER_HEAD_START_S", 0.05)
+    monkeypatch.setattr(trial_dispatch, "_KEEPER_HEAD_START_S", 3600.0)
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -207,9 +207,8 @@ def test_a_job_that_ends_after_the_stop_of_its_trial_is_not_stopped_again(a_real
         engine.stop_trial(trial.trial_id)
         service.on_job_ended(JobEnded(trial.job_id, 0, ""))
         await engine.finished.wait()
-        await until(
-            lambda: "_stop_after_keeper" not in [each.get_coro().__name__ for each in asyncio.all_tasks()]
-        )
+        monkeypatch.setattr(trial_dispatch, "_KEEPER_HEAD_START_S", 0.0)
+        await engine.dispatch._stop_after_keeper(trial.job_id)  # the head start ends after the job
         assert service.stopped == []
         await engine.close()
 

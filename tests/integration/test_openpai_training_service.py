@@ -96,6 +96,24 @@ async def test_all_jobs_are_polled_with_one_list_call(site):
         assert 5 <= counted["GET", "/jobs"] <= 10
 
 
+async def test_a_job_that_returned_to_the_queue_will_restart_unless_it_is_to_stop(site):
+    async with site.manager() as service:
+        assert not service.will_restart("trial1")
+        await service.submit(site.settings("trial1", "trial1"))
+        job = site.server.jobs[TRIAL]
+        job.state = "RUNNING"
+        await site.polled()
+        assert not service.will_restart("trial1")
+        job.state = "WAITING"  # evicted: OpenPAI retries transient failures without limit
+        await until(lambda: service.will_restart("trial1"), "the queue is seen", DEADLINE_S)
+        job.state = "RUNNING"
+        await until(lambda: not service.will_restart("trial1"), "the next attempt is seen", DEADLINE_S)
+        job.state = "WAITING"
+        await until(lambda: service.will_restart("trial1"), "the queue is seen", DEADLINE_S)
+        await service.stop("trial1")
+        assert not service.will_restart("trial1")
+
+
 async def test_a_job_does_not_count_as_ended_if_openpai_does_not_list_it_yet(site):
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))

@@ -12,7 +12,7 @@ from nni_manager.domain.events import (
     TrialStopAsked,
     TunerFailed,
 )
-from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.experiment import ANSWER_TIMEOUT_S, ExperimentState
 from nni_manager.domain.trial import (
     TrialState,
 )
@@ -236,3 +236,50 @@ def test_a_trial_has_the_state_stopping_from_the_first_stop_request_until_the_tr
     assert (trial.state, trial.stopping_since_s) == (TrialState.STOPPING, 40.0)
     search.end(trial_id, ExitReason.STOPPED_BY_USER)
     assert trial.stopping_since_s is None
+
+
+@pytest.mark.parametrize("reason", [ExitReason.STOPPED_BY_USER, ExitReason.EARLY_STOPPED])
+def test_a_stop_after_the_end_of_the_command_counts_for_the_next_attempt(reason) -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.end("t0", ExitReason.KEEPER_LOST)
+    search.handle(TrialStopAsked("t0", reason, 40.0))
+    assert search.canceled == []
+    assert search.trial("t0").state is TrialState.CLOSING
+    search.start("t0", attempt=1)  # the cluster has restarted the container
+    assert search.canceled == [("t0", reason)]
+    assert search.trial("t0").state is TrialState.STOPPING
+
+
+def test_a_stop_after_the_end_of_the_command_does_not_change_how_the_trial_ended() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.5")
+    search.end("t0")
+    search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 40.0))
+    search.deliver("t0")
+    trial = search.trial("t0")
+    assert (trial.state, trial.run.value) == (TrialState.SUCCEEDED, 0.5)
+
+
+def test_a_stopping_experiment_waits_a_limited_time_for_the_tuner() -> None:
+    search = new_search(concurrency=1)
+    search.handle(ExperimentStopAsked(40.0))
+    assert (search.state, search.finishes) == (ExperimentState.STOPPING, 0)
+    assert search.experiment.time_runs_out_at_s == ANSWER_TIMEOUT_S
+    search.now_s = ANSWER_TIMEOUT_S
+    search.handle(TimePassed())
+    assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
+    search.suggest()  # the late answer adds no trial
+    assert (search.experiment.trials, search.finishes) == ({}, 1)
+
+
+def test_an_error_of_the_tuner_after_the_last_trial_is_forgotten_when_the_experiment_continues() -> None:
+    search = new_search(concurrency=1, max_trials=1)
+    search.run(search.suggest())
+    search.handle(TunerFailed("cannot learn", False))
+    assert (search.state, search.experiment.error) == (ExperimentState.DONE, "cannot learn")
+    search.limit(max_trials=9)
+    assert (search.state, search.experiment.error) == (ExperimentState.RUNNING, "")
+    search.handle(TunerFailed("the cause", True))
+    assert (search.state, search.experiment.error) == (ExperimentState.ERROR, "the cause")

@@ -5,11 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_search import SimulatedReuse, new_search
 
+from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.domain.events import (
     AttemptEnded,
     CloseAttempt,
     ExperimentStopAsked,
+    GiveUpJob,
+    JobProcessesEnded,
+    JobRequeued,
     JobTerminated,
+    TimePassed,
     TrialStopAsked,
 )
 from nni_manager.domain.trial import TrialState
@@ -92,6 +97,24 @@ def test_a_trial_that_the_cluster_ended_with_a_signal_is_retried_after_its_job_i
     search.end(trial_id, attempt=1)
     search.deliver(trial_id, attempt=1)
     assert trial.state is TrialState.SUCCEEDED
+
+
+def test_a_trial_whose_keeper_got_a_signal_is_retried_also_where_no_preemptions_are_reported():
+    search = new_search(concurrency=1, max_trials=1, max_retries=1)
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.end(trial_id, JOB_LOST)
+    search.deliver(trial_id)
+    assert search.trial(trial_id).state is TrialState.CLOSING
+    search.lose_job(trial_id, JOB_LOST)
+    trial = search.trial(trial_id)
+    assert (trial.state, trial.retries) == (TrialState.WAITING, 1)
+    search.start(trial_id, attempt=1)
+    search.end(trial_id, JOB_LOST, attempt=1)
+    search.deliver(trial_id, attempt=1)
+    assert (trial.state, trial.retries) == (TrialState.FAILED, 1), (
+        "no retries are left, so nothing is waited for"
+    )
 
 
 def test_a_lost_trial_ends_at_once_on_a_cluster_that_does_not_report_preemptions():
@@ -224,3 +247,93 @@ def test_the_trial_of_a_preempted_reused_job_restarts_in_another_job():
     trial = search.experiment.trials["t0"]
     assert (trial.state, trial.preemptions, trial.retries) == (TrialState.WAITING, 1, 0)
     assert len(search.submitted) == 2
+
+
+def a_cut_off_trial(tasks=1):
+    """A reused job whose keepers the cluster has ended; all their data is stored."""
+    completion = Completion((TaskRole("main", tasks, min_succeeded_tasks=-1),))
+    search = SimulatedReuse(concurrency=1, max_trials=1, reports_preemption=True, completion=completion)
+    for task in range(tasks):
+        search.idle(task=f"main-{task}")
+    for task in range(tasks):
+        search.start("t0", task=f"main-{task}")
+    for task in range(tasks):
+        key = search.next_attempt("t0", f"main-{task}")
+        search.handle(AttemptEnded(TrialEnded(key, JOB_LOST, 143, 20.0, 30.0, {})))
+        search.deliver("t0", f"main-{task}")
+    assert search.trial("t0").state is TrialState.CLOSING
+    return search
+
+
+@pytest.mark.parametrize("is_requeued", [True, False])
+@pytest.mark.parametrize("is_resumed", [True, False])
+def test_a_reused_job_that_the_cluster_starts_again_continues_its_trial(is_requeued, is_resumed):
+    search = a_cut_off_trial()
+    if is_requeued:
+        search.handle(JobRequeued("env-0"))
+    if is_resumed:
+        search = search.resumed()
+    before = len(search.dispatched)
+    search.idle()
+    assert search.dispatched[before:] == [("env-0", "t0", "main-0")]
+    assert search.experiment.scheduler.lost.next_deadline_s is None, "the restarted job is not given up"
+    search.start("t0", attempt=1)
+    assert search.trial("t0").state is TrialState.RUNNING
+    search.report("t0", "0.5")
+    search.end("t0")
+    search.deliver("t0")
+    trial = search.trial("t0")
+    assert (trial.state, trial.run.value, trial.retries) == (TrialState.SUCCEEDED, 0.5, 0)
+
+
+def test_each_task_of_a_restarted_job_gets_its_trial_again_but_not_a_task_that_had_ended_by_itself():
+    search = a_cut_off_trial(tasks=2)
+    before = len(search.dispatched)
+    search.idle(task="main-1")
+    search.idle(task="main-0")
+    assert search.dispatched[before:] == [("env-0", "t0", "main-1"), ("env-0", "t0", "main-0")]
+
+    search = SimulatedReuse(
+        max_trials=1,
+        reports_preemption=True,
+        completion=Completion((TaskRole("main", 2, min_succeeded_tasks=-1),)),
+    )
+    for task in ("main-0", "main-1"):
+        search.idle(task=task)
+        search.start("t0", task=task)
+    search.end("t0", "main-1")
+    search.deliver("t0", "main-1")
+    key = search.next_attempt("t0", "main-0")
+    search.handle(AttemptEnded(TrialEnded(key, JOB_LOST, 143, 20.0, 30.0, {})))
+    search.deliver("t0", "main-0")
+    before = len(search.dispatched)
+    search.idle(task="main-1")  # reported again after a lost connection
+    assert search.dispatched[before:] == []
+
+
+@pytest.mark.parametrize("preemptions", [0, 2])
+def test_a_queued_trial_is_not_charged_for_jobs_that_were_preempted_before_their_keepers_connected(
+    preemptions,
+):
+    search = SimulatedReuse(concurrency=1, max_trials=1, reports_preemption=True)
+    for number in range(preemptions + 1):
+        search.handle(JobTerminated(f"env-{number}", PREEMPTED, "gone", 60.0))
+    trial = search.trial("t0")
+    assert (trial.state, trial.preemptions, trial.retries) == (TrialState.WAITING, preemptions + 1, 0)
+    assert len(search.submitted) == preemptions + 2
+    search.idle(search.submitted[-1])
+    search.start("t0")
+    assert trial.state is TrialState.RUNNING
+
+
+def test_a_job_whose_processes_have_ended_is_not_given_up_while_its_files_are_read():
+    search = a_search()
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.end(trial_id, JOB_LOST)
+    search.deliver(trial_id)
+    search.handle(JobProcessesEnded("t0"))
+    search.now_s = 1000.0
+    assert not any(isinstance(effect, GiveUpJob) for effect in search.handle(TimePassed()))
+    search.lose_job(trial_id, PREEMPTED)
+    assert search.trial(trial_id).preemptions == 1

@@ -31,6 +31,9 @@ from nni_manager.domain.trial_lifecycle import TrialLifecycle
 
 # One refusal may concern a single job, e.g. a duplicate name. Three in a row concern the template or the account.
 MAX_REFUSALS_IN_A_ROW = 3
+# A tuner that is computing usually answers within seconds. `nnictl stop` waits 100 s for the end of the experiment.
+ANSWER_TIMEOUT_S = 30.0
+"""How long a stopping experiment waits for the tuner's answers to open requests."""
 
 
 class ExperimentState(str, Enum):
@@ -179,6 +182,8 @@ class ExperimentCore:
         """The changes of trials, for displays."""
         self.refusals = 0
         """The permanent refusals since the cluster last accepted a job."""
+        self._answers_until_s: float | None = None
+        """The deadline of the tuner's answers while the experiment stops; None: it does not stop."""
         self._finish: events.Finish | None = None
         """The last `Finish`; None while trials may start."""
 
@@ -192,6 +197,7 @@ class ExperimentCore:
             self.lifecycle.time_runs_out_at_s,
             self.stops.next_deadline_s,
             self.scheduler.lost.next_deadline_s,
+            self._answers_until_s if self.budget.asked else None,
         )
         return min((time_s for time_s in times if time_s is not None), default=None)
 
@@ -259,6 +265,10 @@ class ExperimentCore:
                 return lifecycle.stop(event.trial_id, event.reason, event.at_s, now_s)
             case events.EarlyStopRequested():
                 return lifecycle.stop_early(event, now_s)
+            case events.ParametersSuggested() | events.TunerExhausted() | events.TunerNotReady() if (
+                not self.budget.asked
+            ):
+                return []  # the answer came after the deadline of a stop
             case events.ParametersSuggested():
                 # An error of the tuner in a stopping experiment is not the cause of the trial's end.
                 error = self.error if self.state is ExperimentState.ERROR else ""
@@ -275,7 +285,7 @@ class ExperimentCore:
                 self.budget.note_unanswered(event.was_asked)
                 return self._fail(event.message, now_s)
             case events.KeeperIdle():
-                return scheduler.note_idle(event)
+                return scheduler.note_idle(event, now_s)
             case events.KeeperConnected():
                 return scheduler.note_connected(event)
             case events.KeeperDisconnected():
@@ -314,11 +324,13 @@ class ExperimentCore:
     def _begin(self, now_s: float) -> list[Effect]:
         self.error = ""
         self.refusals = 0
-        self.stops.is_stopping = False
+        self.stops.is_stopping, self._answers_until_s = False, None
         return self.lifecycle.begin(now_s) + self._move(ExperimentEvent.MANAGER_READY, now_s)
 
     def _stop_all(self, at_s: float, now_s: float) -> list[Effect]:
         effects = self._move(ExperimentEvent.STOP_ASKED, now_s)
+        if self._answers_until_s is None:
+            self._answers_until_s = now_s + ANSWER_TIMEOUT_S
         self.stops.begin_stopping(now_s)
         return effects + self.lifecycle.stop_all(at_s, now_s) + self.scheduler.end_all(now_s)
 
@@ -361,6 +373,8 @@ class ExperimentCore:
     # ---- after every event
 
     def _schedule(self, now_s: float) -> list[Effect]:
+        if self._answers_until_s is not None and now_s >= self._answers_until_s:
+            self.budget.note_unanswered(self.budget.asked)
         effects = self.lifecycle.stop_overdue(now_s) + self.scheduler.assign()
         if self.state is ExperimentState.RUNNING:
             if self.budget.has_ended_asking(now_s):
@@ -385,6 +399,8 @@ class ExperimentCore:
 
     def _move(self, event: ExperimentEvent, now_s: float) -> list[Effect]:
         before, self.state = self.state, TRANSITIONS[self.state, event]
+        if before.is_terminal and not self.state.is_terminal:
+            self.error = ""  # of the tuner, after the last trial
         self.budget.count_time(now_s, counts=self.state.counts_time)
         if self.state.counts_time:
             self._finish = None

@@ -128,7 +128,7 @@ class JobScheduler:
         self.any_compatible_keeper = True
         return _note_ever_connected(job)
 
-    def note_idle(self, event: events.KeeperIdle) -> list[Effect]:
+    def note_idle(self, event: events.KeeperIdle, now_s: float) -> list[Effect]:
         """Record that a keeper is idle, or repeat the command that it has not received."""
         if (job := self.jobs.live.get(event.job_id)) is None:
             return []
@@ -138,6 +138,10 @@ class JobScheduler:
         for trial in self.trials_of(job):
             if trial.trial_id in job.revoking_ids:
                 continue  # the answer to the revoke, which the keeper sends next, decides
+            if trial.was_cut_off(event.task):
+                # A keeper that the cluster ends is never idle, so this is its successor: the cluster has started the job again.
+                self.lost.apply(job.job_id, LossEvent.KEEPER_RETURNED, now_s)
+                return [*revoked, events.DispatchTrial(job, trial, event.task)]
             if trial.phase_in(event.task) not in HAVE_STARTED:
                 # The keeper has not received the trial: the dispatch was lost with a connection or a manager, or is in transit.
                 return [*revoked, events.DispatchTrial(job, trial, event.task)]
@@ -309,6 +313,7 @@ class JobScheduler:
         """Record that no process of the job runs any more."""
         if job_id in self.jobs.live:
             self.stops.apply(job_id, StopEvent.ENDED, now_s)
+            self.lost.forget(job_id)  # its end is reported when its files are read
 
     def end_all(self, now_s: float) -> list[Effect]:
         """End every job of a stopping experiment, after its trials were stopped."""

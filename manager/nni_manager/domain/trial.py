@@ -329,6 +329,12 @@ class Trial:
         is_cut_off = self.state is TrialState.CLOSING and self.run.reason in _CUT_OFF
         return is_cut_off and not self._had_result_at_stop
 
+    def was_cut_off(self, task: str) -> bool:
+        """True if the trial awaits the end of its job, and its keeper in this task was ended by the cluster."""
+        attempt = self.attempts.get(task)
+        end = None if attempt is None else attempt.end
+        return self.awaits_job_end and end is not None and end.reason in _CUT_OFF
+
     def lost(self, how: str, *, is_preempted: bool = False) -> list[RegisteredAttempt]:
         """Queue a trial that the cluster lost or preempted for another attempt. Its earlier reports stay stored but do not count.
 

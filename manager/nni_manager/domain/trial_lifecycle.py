@@ -296,7 +296,9 @@ class TrialLifecycle:
         return self._close(trial, now_s)
 
     def _awaits_job_end(self, trial: Trial) -> bool:
-        return self.reports_preemption and trial.awaits_job_end and trial.job_id in self.scheduler.jobs.live
+        """True if the end of the job decides: the trial may be restarted then, as preempted or as a retry."""
+        may_restart = self.reports_preemption or trial.retries < self.budget.limits.max_retries
+        return may_restart and trial.awaits_job_end and trial.job_id in self.scheduler.jobs.live
 
     def note_orphaned(self, key: AttemptKey) -> list[Effect]:
         """Read the remaining data of an attempt from the shared storage, after its keeper has ended."""
@@ -356,7 +358,11 @@ class TrialLifecycle:
         if self.scheduler.reuses_jobs and not trials and is_suspicious:
             # The next job would fail in the same way. One queued trial fails per dead job, which limits the resubmissions.
             first = self.scheduler.take_first()
-            return [] if first is None else self._lose_to_cluster(first, event, now_s, may_retry=may_retry)
+            if first is None:
+                return []
+            if self._may_restart_preempted(first, event, may_retry=may_retry):
+                return self._restart(first, event, is_preempted=True)
+            return self._lose_to_cluster(first, event, now_s, may_retry=may_retry)
         suspect, effects = self._suspect(trials, event), list[Effect]()
         for trial in reversed(trials):  # trials that return to the queue keep their order
             effects += self._lose_job(trial, event, now_s, is_suspect=trial is suspect, may_retry=may_retry)
@@ -455,8 +461,12 @@ class TrialLifecycle:
             return self._close_when_complete(trial, now_s)
         with self._counted(trial):
             trial.apply(TrialEvent.STOP_ASKED)
-        if trial.stop_reason is not None or trial.state is not TrialState.STOPPING:
+        if trial.stop_reason is not None:
             return []
+        if trial.state is not TrialState.STOPPING:
+            # Its command has ended. If the cluster starts it again before its data is stored, the new attempt is to stop.
+            trial.stop_reason = reason
+            return [events.SaveTrial(trial)]
         trial.stop_reason, trial.stop_asked_at_s = reason, trial.stop_asked_at_s or at_s
         if not trial.job_id:
             self.scheduler.remove(trial)

@@ -141,8 +141,10 @@ class JobRecovery:
     async def give_up(self, job: Job) -> None:
         """Stop waiting for the end of a job that seems to be lost. The cluster is asked to end it if it still can.
 
-        A job that the cluster will start again is not given up.
+        A job that the cluster will start again is not given up, nor one whose end is known and whose files are being read.
         """
+        if self.is_recovering(job.job_id):
+            return
         if self.service.will_restart(job.job_id):
             self.runtime.post(events.JobRequeued(job.job_id))
             return

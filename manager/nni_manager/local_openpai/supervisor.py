@@ -152,10 +152,10 @@ class Supervisor:
         )
 
     def _request_stop(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle SIGTERM. A second one ends the grace period."""
-        grace_s = 0.0 if self._stop_requested else self._spec["grace_s"]
-        self._kill_at_s = time.monotonic() + grace_s
-        self._stop_requested = True
+        """Handle SIGTERM. Only the first one counts: a cluster that was restarted during the stop sends another one."""
+        if not self._stop_requested:
+            self._kill_at_s = time.monotonic() + self._spec["grace_s"]
+            self._stop_requested = True
 
     def _run_script(self, stage: str, script: str) -> int:
         is_user = stage == "user"

@@ -162,6 +162,11 @@ class OpenPaiService(TrainingService):
             f"in its virtual cluster, or find the reason with `nnictl openpai show {name}`"
         )
 
+    def will_restart(self, job_id: str) -> bool:
+        """Returns True for a job in the queue: OpenPAI starts evicted and preempted jobs again, whatever their jobRetryCount."""
+        job = self._jobs.get(job_id)
+        return job is not None and job.waits_since_s is not None and not job.stop_is_wanted
+
     def link(self, job_id: str) -> str | None:
         """Returns the URL of OpenPAI's page of the job. The local OpenPAI has no pages.
 
