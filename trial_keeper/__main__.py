@@ -201,10 +201,10 @@ def _run_keeper(settings: KeeperSettings) -> int:
         try:
             check_version(settings, workspace)
             trial = with_code(workspace, trial, folder)
+            _end_older_attempts(workspace, key)
         except (KeeperError, _Stopped) as error:
             _record_failure(settings, key, folder, error)
             raise
-        _end_older_attempts(workspace, key)
     import asyncio
 
     from trial_keeper.host.host import Host
@@ -248,10 +248,16 @@ def _end_older_attempts(workspace: Workspace, key: AttemptKey) -> None:
     """End the trial of a keeper that was killed together with its orphan reaper: two attempts must not run at once."""
     if os.getpid() == 1:  # no other process exists in this container
         return
+    try:
+        attempts = workspace.attempts_of(key.trial_id)
+    except OSError as error:
+        from trial_keeper.host.attempt_files import not_readable
+
+        raise not_readable(workspace.trial(key.trial_id).attempts, error) from error
     # If two keepers start at the same moment, the newer attempt continues.
     older = [
         str(workspace.attempt(each).path)
-        for each in workspace.attempts_of(key.trial_id)
+        for each in attempts
         if each.task == key.task and sort_key(each.attempt_id) < sort_key(key.attempt_id)
     ]
     if not older:

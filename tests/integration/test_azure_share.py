@@ -21,9 +21,10 @@ from nni_manager.training_services.kubernetes.azure_share import AzureShare
 from nni_manager.training_services.kubernetes.section import AzureStorage
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from nni_manager.training_services.share import StorageUnavailable
-from trial_keeper.wire.documents import AttemptDocument, ManagerDocument, exit_to_bytes
+from trial_keeper.wire.documents import AttemptDocument, ManagerDocument, exit_to_bytes, stop_from_bytes
 from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.workspace import Workspace
 
 STORAGE = AzureStorage(ACCOUNT, SHARE, VAULT, SECRET)
@@ -97,6 +98,9 @@ def test_all_files_for_keepers_are_uploaded_and_manager_json_is_uploaded_last(az
     files.write_stop(StopTrial("trial", ExitReason.STOPPED_BY_USER))
     files.write_experiment(ManagerDocument("EXPT", "0.6.0", ("10.0.0.2:8081",)), "echo\n", "code-c0de.tar.gz")
     assert contents(azure.share / "EXPT") == contents(workspace.root)
+    files.write_trial(a_trial(), "true", Placement(None, None), "code-c0de.tar.gz")  # its job is restarted
+    with pytest.raises(DocumentInvalid):
+        stop_from_bytes((azure.share / "EXPT/trials/trial/stop.json").read_bytes())
     snapshots = [call for call in azure.writes() if "code-c0de" in call]
     assert [call for call in snapshots if "rename" in call] == ["PUT nni/EXPT/code-c0de.tar.gz?comp=rename"]
 

@@ -251,9 +251,8 @@ def test_the_stream_reader_reopens_a_file_whose_descriptor_fails(folder, tail):
     assert tail.sizes()[Stream.METRICS] == 3
     # A closed descriptor fails like a stale handle on NFS.
     os.close(tail._descriptors[Stream.METRICS])
-    assert tail.sizes()[Stream.METRICS] == 3
     append(folder, Stream.METRICS, b"de")
-    assert tail.sizes()[Stream.METRICS] == 5
+    assert tail.sizes()[Stream.METRICS] == 5, "at the end of a trial no other poll follows"
     assert tail.read(Stream.METRICS, 3, 2) == b"de"
 
 
@@ -265,15 +264,48 @@ def test_a_failed_read_returns_no_bytes_and_the_next_read_returns_all_bytes(fold
     assert tail.read(Stream.STDOUT, 0, 3) == b"abc"
 
 
-def test_a_truncated_file_is_distinguished_from_a_temporarily_unreadable_file(folder, tail):
+def test_a_truncated_file_is_distinguished_from_a_temporarily_unreadable_file(folder, tail, monkeypatch):
     append(folder, Stream.STDOUT, b"abcdef")
     tail.sizes()
     assert tail.truncated_size(Stream.STDOUT, 6) is None
     os.truncate(folder.stream(Stream.STDOUT), 2)
     assert tail.truncated_size(Stream.STDOUT, 6) == 2
     os.close(tail._descriptors[Stream.STDOUT])
-    assert tail.truncated_size(Stream.STDOUT, 6) is None
+    with monkeypatch.context() as failing:
+        failing.setattr(attempt_files, "open_beneath", fail_with(errno.EIO))
+        assert tail.truncated_size(Stream.STDOUT, 6) is None
     assert tail.truncated_size(Stream.STDOUT, 6) == 2
+
+
+def fail_with(number, times=10**6):
+    """A function that fails this many times with an error of the storage; then, if it has a successor, that is called."""
+    left = [times]
+
+    def call(*arguments):
+        if left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number))
+        return call.successor(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
+def test_a_document_that_the_storage_cannot_read_for_a_moment_is_read_again(folder, monkeypatch, number):
+    """A manager on another machine has replaced the file while it was read."""
+    folder.path.joinpath("document").write_bytes(b"new")
+    failing = fail_with(number, times=2)
+    failing.successor = attempt_files.open_beneath
+    monkeypatch.setattr(attempt_files, "open_beneath", failing)
+    with attempt_files.open_shared(folder.path / "document") as file:
+        assert file.read() == b"new"
+
+
+def test_a_document_that_the_storage_cannot_read_for_long_is_an_error(folder, monkeypatch):
+    monkeypatch.setattr(attempt_files, "SHARED_STORAGE_LAG_S", 0.0)
+    monkeypatch.setattr(attempt_files, "open_beneath", fail_with(errno.EIO))
+    with pytest.raises(MountUnreadable, match="check the storage's server"):
+        attempt_files.open_shared(folder.path / "document")
 
 
 def removed(file: Path) -> None:

@@ -1,11 +1,15 @@
 """The training code as one archive in the workspace."""
 
+import contextlib
+import errno
+import io
 import os
 import shutil
 import socket
 import stat
 import tarfile
 import threading
+import types
 
 import pytest
 from another_user import as_another_user
@@ -17,6 +21,8 @@ from nni_manager.config import code_folder
 from nni_manager.config.code_folder import CodeUnusable
 from nni_manager.engine import code_snapshot
 from nni_manager.engine.code_snapshot import SnapshotNotWritten, take_snapshot
+from trial_keeper.errors import MountUnreadable
+from trial_keeper.host import mount
 from trial_keeper.host.mount import unpack_code
 from trial_keeper.wire.workspace import Workspace
 
@@ -423,3 +429,25 @@ def test_a_file_with_credentials_and_all_links_to_the_file_are_omitted_from_the_
     snapshot = take_snapshot(place.code, place.workspace, (place.code / "config.yml",))
     unpack_code(place.workspace.file(snapshot.name), place.code.parent / "seen")
     assert set(tree(place.code.parent / "seen")) == {b"train.py", b"sub/x", b"sub"}
+
+
+def test_the_error_names_the_snapshot_if_its_storage_fails_during_the_unpacking(place, monkeypatch):
+    place.write(train="pass\n" * 100_000)
+    place.take()
+    opened = mount.open_shared
+
+    @contextlib.contextmanager
+    def failing_after_the_start(path):
+        with opened(path) as file:
+            start = io.BytesIO(file.read(100))
+
+            def read(size):
+                if data := start.read(size):
+                    return data
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            yield types.SimpleNamespace(read=read)
+
+    monkeypatch.setattr(mount, "open_shared", failing_after_the_start)
+    with pytest.raises(MountUnreadable, match=r"cannot read .*code-.*: Input/output error"):
+        place.unpack()

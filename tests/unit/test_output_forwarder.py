@@ -1,6 +1,7 @@
 """The forwarder of a trial's output to the container's log."""
 
 import contextlib
+import errno
 import os
 import select
 import threading
@@ -191,4 +192,47 @@ def test_a_forwarder_with_a_stalled_reader_keeps_a_bounded_number_of_files_open(
     assert len(os.listdir("/proc/self/fd")) <= before + 3
     os.close(pipe[0])
     pipe[0] = None
+    end_of(forwarder)
+
+
+def test_a_source_that_cannot_be_opened_is_skipped(pipe, source, tmp_path):
+    forwarder = OutputForwarder(pipe[1])
+    forwarder.follow(tmp_path / "removed")
+    append(source, b"of the next trial")
+    forwarder.follow(source)
+    assert read_exactly(pipe[0], 17) == b"of the next trial"
+    end_of(forwarder)
+
+
+def test_a_source_that_cannot_be_read_hinders_neither_lines_nor_later_sources(
+    pipe, source, tmp_path, monkeypatch
+):
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"lost")
+    read = os.read
+    fails = {}
+
+    def read_or_fail(descriptor, size):
+        if os.path.samestat(os.fstat(descriptor), broken.stat()):
+            fails[descriptor] = True
+            raise OSError(errno.EIO, "Input/output error")
+        return read(descriptor, size)
+
+    monkeypatch.setattr(relay_module.os, "read", read_or_fail)
+    forwarder = following(pipe[1], broken)
+    forwarder.write("a line of the keeper\n")
+    assert read_exactly(pipe[0], 21) == b"a line of the keeper\n"
+    append(source, b"next")
+    forwarder.follow(source)
+    assert read_exactly(pipe[0], 4) == b"next"
+    assert fails
+    end_of(forwarder)
+
+
+def test_a_target_that_does_not_block_receives_everything(pipe, source):
+    os.set_blocking(pipe[1], False)
+    content = bytes(range(256)) * 4096  # 1 MiB, more than a pipe's buffer
+    append(source, content)
+    forwarder = following(pipe[1], source)
+    assert read_exactly(pipe[0], len(content)) == content
     end_of(forwarder)

@@ -21,9 +21,16 @@ from nni_manager.engine.tokens import token_of
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.training_services.base import Placement
 from nni_sdk.records import encode
-from trial_keeper.wire.documents import AttemptDocument, ManagerDocument, TrialDocument, exit_to_bytes
-from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.documents import (
+    AttemptDocument,
+    ManagerDocument,
+    TrialDocument,
+    exit_to_bytes,
+    stop_from_bytes,
+)
+from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 DOCUMENT = ManagerDocument("expABCDE", "0.6.0", ("127.0.0.1:1",))
@@ -52,6 +59,19 @@ def test_the_sdk_folder_of_a_workspace_contains_only_nni_sdk_and_the_fallback_nn
     assert contents(workspace.sdk / "nni_sdk") == SDK
     assert contents(workspace.sdk / "nni_sdk/integrations") == contents(SDK_FOLDER / "integrations") != {}
     assert {"__init__.py", "trial.py", "records.py"} <= SDK.keys()
+
+
+def test_the_files_of_a_restarted_trial_have_no_stop_request_of_its_earlier_attempt(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    files, trial = SharedFiles(workspace), Trial("abcde", 0, {"x": 1}, {}, 0.0, "job")
+    workspace.trials.mkdir()
+    files.write_trial(trial, "true", Placement("/code", None), None)
+    assert not workspace.trial("abcde").stop_json.exists()
+    files.write_stop(StopTrial("abcde", ExitReason.TRIAL_OVER))
+    assert stop_from_bytes(workspace.trial("abcde").stop_json.read_bytes()).reason is ExitReason.TRIAL_OVER
+    files.write_trial(trial, "true", Placement("/code", None), None)
+    with pytest.raises(DocumentInvalid):
+        stop_from_bytes(workspace.trial("abcde").stop_json.read_bytes())
 
 
 def test_a_later_manager_atomically_replaces_the_changed_sdk_files_and_no_others(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ _NOT_WRITABLE: dict[int | None, tuple[type[errors.WorkspaceNotWritable], str]] =
     errno.EDQUOT: (errors.MountFull, "free some space there or request more quota"),
 }
 
+# A file that another client of NFS replaces while it is read is stale; the others are a server that fails over.
+_TEMPORARY = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
+
 Found = TypeVar("Found")
 
 
@@ -68,9 +71,10 @@ def _retried(path: Path, access: Callable[[], Found]) -> Found:
                     f"cannot find {path}: the experiment's folder is not mounted, or the experiment was deleted; "
                     "check the mount of the shared storage in this container"
                 ) from error
-            time.sleep(_RETRY_DELAY_S)
         except OSError as error:
-            raise not_readable(path, error) from error
+            if error.errno not in _TEMPORARY or time.monotonic() > deadline_s:
+                raise not_readable(path, error) from error
+        time.sleep(_RETRY_DELAY_S)
 
 
 def read_trial(workspace: Workspace, trial_id: str, own_command: str | None = None) -> TrialDocument:
@@ -323,11 +327,13 @@ class Tail:
         )
 
     def _size_now(self, stream: Stream) -> int | None:
-        try:
-            return os.fstat(self._descriptor(stream)).st_size
-        except OSError:
-            self._let_go(stream)
-            return None
+        # A descriptor that fails, as after a failover of the server, is replaced at once: this may be the size at the end.
+        for _ in range(2 if stream in self._descriptors else 1):
+            try:
+                return os.fstat(self._descriptor(stream)).st_size
+            except OSError:
+                self._let_go(stream)
+        return None
 
     def last_text(self, stream: Stream, longest_bytes: int) -> str:
         """Return the end of a stream as text, from the start of a line if possible."""

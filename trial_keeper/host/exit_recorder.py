@@ -25,15 +25,22 @@ class ExitRecorder:
                 self._context.handle(events.ExitNotRecorded())
 
     def retry(self) -> None:
-        """Write the ends that could not be written.
+        """Write the ends that could not be written. One that still cannot, e.g. because its folder is gone, hinders no other.
 
         Raises:
             OSError: one of them cannot be written.
         """
         workspace, token = self._context.workspace, self._context.settings.token
+        failed: OSError | None = None
         for ended in list(self._unrecorded.values()):
-            replace_file(workspace.attempt(ended.key).exit_json, exit_to_bytes(ended, token))
-            del self._unrecorded[ended.key]
+            try:
+                replace_file(workspace.attempt(ended.key).exit_json, exit_to_bytes(ended, token))
+            except OSError as error:
+                failed = failed or error
+            else:
+                del self._unrecorded[ended.key]
+        if failed is not None:
+            raise failed
 
     def release(self, key: AttemptKey) -> None:
         """Forget an end that the manager has recorded."""

@@ -62,6 +62,8 @@ BYTES_AT_ONCE = 256 * 1024
 # The minimum time between two stream messages while the queue is deep. Without coalescing, each very short trial would cost
 # keeper and manager several stream messages.
 COALESCE_S = 0.03
+# The time in which metrics are sent before the keeper connects again, because it cannot read a log.
+DROP_DELAY_S = 1.0
 # A chunk of metrics of this size comes from a bulk writer, whose window already limits its rate.
 _MUCH_BYTES = 16 * 1024
 
@@ -199,6 +201,8 @@ class ManagerLink:
         self._outgoing = self._new_outgoing()
         self._task: asyncio.Task[None] | None = None
         self._tries = 0
+        self.streams = 0
+        """The number of streams opened so far."""
 
     def limit_log_rate(self, *, are_paced: bool) -> None:
         """Switch the rate limit of logs: on while a trial runs, as sending logs takes CPU time from the trial; else off."""
@@ -218,18 +222,22 @@ class ManagerLink:
             self._task.cancel()
         # Each stream has its own queue: a closing stream must neither send its successor's messages nor post events.
         self._outgoing = self._new_outgoing()
+        self.streams += 1
         self._task = asyncio.get_running_loop().create_task(self._run(self._outgoing, hello))
 
     def send(self, message: KeeperMessage) -> None:
         """Queue a message after the others of its lane; see `_SendQueue`."""
         self._outgoing.put(message)
 
-    def drop(self, cause: str) -> None:
-        """Cancel the current stream, without waiting for its end."""
-        if self._task is not None:
+    def drop_later(self, cause: str) -> None:
+        """Cancel the current stream after a second, in which what is queued is sent."""
+        asyncio.get_running_loop().call_later(DROP_DELAY_S, self._drop, self._outgoing, cause)
+
+    def _drop(self, outgoing: _SendQueue, cause: str) -> None:
+        if outgoing is self._outgoing and self._task is not None:
             self._task.cancel()
-        self._outgoing = self._new_outgoing()
-        self._post(LinkLost(cause))
+            self._outgoing = self._new_outgoing()
+            self._post(LinkLost(cause))
 
     async def close(self) -> None:
         """End the stream, if there is one."""

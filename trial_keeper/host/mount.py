@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from trial_keeper.errors import CodeDamaged, MountMissing, MountUnreadable, WorkspaceMissing
 from trial_keeper.host.attempt_files import FOLDER_MODE, not_readable, not_writable, open_shared
@@ -193,7 +194,7 @@ def unpack_code(snapshot: Path, folder: Path) -> None:
     with open_shared(snapshot) as file:
         try:
             folder.mkdir(FOLDER_MODE)
-            with gzip.GzipFile(fileobj=file) as content:
+            with gzip.GzipFile(mode="rb", fileobj=_Snapshot(file, snapshot)) as content:
                 with tarfile.open(
                     fileobj=content, mode="r|", encoding="utf-8", errors="surrogateescape"
                 ) as archive:
@@ -207,6 +208,28 @@ def unpack_code(snapshot: Path, folder: Path) -> None:
             ) from error
         except OSError as error:
             raise not_writable(folder, error) from error
+
+
+class _Snapshot:
+    """The file of a snapshot for `gzip`. An error of its storage is not one of the folder that is written."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path = file, path
+
+    def read(self, size_bytes: int) -> bytes:
+        """Read as a file does.
+
+        Raises:
+            MountUnreadable: the storage fails.
+        """
+        try:
+            return self._file.read(size_bytes)
+        except OSError as error:
+            raise not_readable(self._path, error) from error
+
+    def seek(self, offset: int) -> int:
+        """Seek as a file does."""
+        return self._file.seek(offset)
 
 
 def _extract(archive: tarfile.TarFile, folder: Path) -> None:

@@ -1,7 +1,9 @@
 """Forwards output to the keeper's own stdout and stderr, where clusters collect logs."""
 
+import contextlib
 import os
 import queue
+import select
 import threading
 import time
 from collections import deque
@@ -9,7 +11,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from trial_keeper.wire.safe_open import open_beneath
-from trial_keeper.wire.small_files import write_fully
 
 _COPY_BYTES = 64 * 1024
 # A stalled log collector must not block the job's end.
@@ -44,10 +45,12 @@ class OutputForwarder:
     def follow(self, source: Path) -> None:
         """Copy this existing file from now on. The previous file must not grow any more; its rest is copied first.
 
-        The file is skipped if the reader has stalled for very many files: the workspace has the file in any case.
+        The file is skipped if it cannot be opened, or the reader has stalled for very many files: the workspace has the file in
+        any case.
         """
         if self._is_running() and len(self._sources) < _MAX_SOURCES:
-            self._sources.append(open_beneath(source.parent, source))
+            with contextlib.suppress(OSError):  # the training code has removed it, or the storage fails
+                self._sources.append(open_beneath(source.parent, source))
             self._wakeup.set()
 
     def write(self, line: str) -> None:
@@ -85,7 +88,10 @@ class OutputForwarder:
 
     def _is_running(self) -> bool:
         if self._thread.ident is None:
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # the trial has used up all pids
+                return False
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -98,7 +104,7 @@ class OutputForwarder:
                 self._copy()
                 while not self._lines.empty():
                     data = self._lines.get()
-                    write_fully(self._target, data)
+                    self._write(data)
                     with self._lock:
                         self._lines_bytes -= len(data)
         except OSError:
@@ -110,11 +116,27 @@ class OutputForwarder:
     def _copy(self) -> None:
         while self._sources:
             has_successor = len(self._sources) > 1
-            while data := os.read(self._sources[0], _COPY_BYTES):
-                write_fully(self._target, data)
+            while data := _read(self._sources[0]):
+                self._write(data)
             if not has_successor:
                 return
             os.close(self._sources.popleft())
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._target, rest) :]
+            except BlockingIOError:  # whoever opened the descriptor made it non-blocking
+                select.select([], [self._target], [])
+
+
+def _read(source: int) -> bytes:
+    """Read further bytes; none at the file's end, or while its storage fails."""
+    try:
+        return os.read(source, _COPY_BYTES)
+    except OSError:
+        return b""
 
 
 def finish(forwarders: Collection[OutputForwarder]) -> None:

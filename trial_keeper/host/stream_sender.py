@@ -24,6 +24,8 @@ class StreamSender:
         """By attempt, until it is closed."""
         self._sizes: Offsets = {}
         """The sizes at the last poll, of the trial that runs."""
+        self._unreadable: dict[tuple[AttemptKey, Stream], int] = {}
+        """The number of the link's stream in which a chunk could not be read, by the chunk's file."""
         self._forwarders: dict[Stream, OutputForwarder] = {}
         """The forwarders of the trial's output, if the keeper copies that output to its own."""
         if context.settings.relay_output:
@@ -71,9 +73,10 @@ class StreamSender:
         self._context.handle(events.MetricsMeasured(effect.key, size))
 
     def send(self, chunk: SendChunk) -> None:
-        """Read and send a chunk, unless an earlier one of this round could not be read."""
-        tail = self.tails.get(chunk.key)
-        if tail is None or not self._context.core.is_due(chunk):
+        """Read and send a chunk, unless an earlier one could not be read: later chunks would leave a gap."""
+        tail, link = self.tails.get(chunk.key), self._context.link
+        is_unreadable = self._unreadable.get((chunk.key, chunk.stream)) == link.streams
+        if tail is None or is_unreadable or not self._context.core.is_due(chunk):
             return
         data = tail.read(chunk.stream, chunk.offset, chunk.size_bytes)
         if len(data) == chunk.size_bytes:
@@ -82,8 +85,9 @@ class StreamSender:
             self._report_changes(chunk.key, tail)  # a removal is a more exact warning than a truncation
             self._context.handle(events.StreamTruncated(chunk.key, chunk.stream, chunk.offset, size))
         else:
-            # Later chunks would leave a gap: reconnect and restart from the manager's offset.
-            self._context.link.drop(
+            # Reconnect, and restart from the manager's offset. The other streams are sent meanwhile.
+            self._unreadable[chunk.key, chunk.stream] = link.streams
+            link.drop_later(
                 f"cannot read {chunk.size_bytes} bytes of {chunk.stream.value} at {chunk.offset}: "
                 "the shared storage failed; check its server and the network to it"
             )
@@ -104,6 +108,8 @@ class StreamSender:
         """Close the attempt's files: the manager has all of them."""
         if (tail := self.tails.pop(key, None)) is not None:
             tail.close()
+        for stream in Stream:
+            self._unreadable.pop((key, stream), None)
 
     def close(self) -> None:
         """Write what is left of the keeper's output, and close all files. Blocks, at most a few seconds."""

@@ -74,8 +74,8 @@ class TrialRunner:
         self._monitor = HostMonitor(reaper, is_reused=settings.is_reused)
         self._prepared: dict[AttemptKey, tuple[TrialDocument, AttemptFolder]] = {}
         """The trial that starts next, once its attempt is claimed."""
-        self._prewarmed: TrialDocument | None = None
-        """The document of the next trial, if that trial was prewarmed."""
+        self._prewarmed: tuple[str, TrialDocument | None] = "", None
+        """The id of the next attempt and its trial's document, if that was read for prewarming."""
         self._running: _Running | None = None
         self._end_baseline: HostBaseline | None = None
         """Set while the end of a trial is handled; the next trial may start meanwhile."""
@@ -96,9 +96,10 @@ class TrialRunner:
         workspace, settings = context.workspace, context.settings
         key = AttemptKey(trial_id, effect.attempt_id, context.task)
         is_claimed = False
-        prewarmed, self._prewarmed = self._prewarmed, None
+        (attempt_id, prewarmed), self._prewarmed = self._prewarmed, ("", None)
         try:
-            if prewarmed is not None and prewarmed.trial_id == trial_id:
+            # A trial that was revoked meanwhile and is dispatched again has another document.
+            if prewarmed is not None and attempt_id == effect.attempt_id:
                 trial = prewarmed
             else:
                 trial = read_trial(workspace, trial_id, settings.command)
@@ -139,7 +140,8 @@ class TrialRunner:
         workspace, trial_id = self._context.workspace, effect.trial_id
         if self._running is not None and self._running.key.trial_id == trial_id:
             return  # the trial has started already
-        trial = self._prewarmed = try_read_trial(workspace, trial_id, self._context.settings.command)
+        trial = try_read_trial(workspace, trial_id, self._context.settings.command)
+        self._prewarmed = effect.attempt_id, trial
         # A trial that unpacks a code snapshot starts without prewarming.
         if trial is not None and trial.code_snapshot is None:
             folder = workspace.attempt(AttemptKey(trial_id, effect.attempt_id, self._context.task))

@@ -199,6 +199,10 @@ class SharedFiles:
             tuple(checkpoints),
             result_metrics,
         )
+        if folder.stop_json.exists():
+            # It concerned an earlier attempt, whose other tasks had ended the trial. Keepers ignore an empty file.
+            replace_file(folder.stop_json, b"")
+            self._send(folder.stop_json)
         replace_file(folder.trial_json, document.to_bytes())
         self._send(folder.attempts, folder.checkpoints, folder.parameter_cfg, folder.trial_json)
 

@@ -96,6 +96,9 @@ class TrialDispatch:
             self.keepers.run(job.job_id, trial.trial_id, effect.task)
             if trial.stop_reason is not None:
                 self.keepers.stop(trial, trial.stop_reason)
+                if not self.experiment.transports.is_all_grpc(job.job_id):
+                    # A stop request that was written while the trial was written is lost.
+                    await self.writer.write_stop_request(trial.trial_id, trial.stop_reason)
 
     async def _revoke(self, job: Job, trial: Trial, newest: object) -> None:
         if self._pending_revokes.get((job.job_id, trial.trial_id)) is not newest:
