@@ -3,8 +3,10 @@ also starts, stops, resumes and deletes experiments.
 """
 
 import contextlib
+import shutil
 import signal
 import socket
+import threading
 
 import pytest
 import requests
@@ -15,6 +17,7 @@ from served_hub import served_hub
 from strangers import session_of_another_user
 
 from nni_manager.hub import forward
+from nni_manager.store.errors import StoreBusy
 from nni_manager.store.folders import Registry
 from nni_manager.store.reader import StoreReader
 
@@ -212,3 +215,41 @@ def test_an_invalid_action_is_refused_with_the_reason(hub, stored, verb, path, b
     assert refused.status_code == status, refused.text
     assert error in refused.json()["error"]
     assert stored.folder.has_database()
+
+
+def storage_threads():
+    return sum(thread.name.startswith("storage") for thread in threading.enumerate())
+
+
+def test_views_of_stored_experiments_leave_no_threads(hub, stored, tmp_path):
+    for number in range(4):
+        # Another file of the same content: the view is opened again.
+        shutil.copy(stored.folder.database, tmp_path / "copy")
+        (tmp_path / "copy").replace(stored.folder.database)
+        assert hub.ask("GET", of(stored, "/trials/00000/attempts")).status_code == 200
+        if number == 0:
+            before = storage_threads()
+            assert before > 0
+    wait_until(lambda: storage_threads() == before, "the threads of earlier views have ended")
+
+
+def test_an_experiment_that_was_deleted_and_loaded_again_is_read_again(hub, stored, tmp_path):
+    assert hub.ask("GET", of(stored, "/summary")).json()["trialCount"] == 3
+    another = made_experiment(tmp_path / "another", 1)
+    another.folder.database.replace(stored.folder.database)
+    assert hub.ask("GET", of(stored, "/summary")).json()["trialCount"] == 1
+
+
+def test_an_experiment_whose_results_cannot_be_read_hides_no_other(hub, stored, monkeypatch):
+    def fail(*_):
+        raise StoreBusy("the disk does not answer")
+
+    monkeypatch.setattr(StoreReader, "values_over_time", fail)
+    (line,) = hub.get("/all")
+    assert (line["id"], line["problem"]) == ("TESTEXPT", "the disk does not answer")
+
+
+def test_an_experiment_file_may_be_below_the_home(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    answer = hub.ask("POST", f"{ROOT}/all", json={"config": "~/absent.yml"})
+    assert f"{tmp_path}/absent.yml" in answer.json()["error"]

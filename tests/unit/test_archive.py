@@ -178,6 +178,25 @@ def test_loading_does_not_overwrite_an_existing_experiment(saved, capsys):
     )
 
 
+def test_an_experiment_that_another_command_loads_at_the_same_time_is_left_alone(
+    saved, move, capsys, monkeypatch
+):
+    path = saved("--saveCodeDir")
+    there = move("there")
+    capsys.readouterr()
+    make = ExperimentFolder.make
+
+    def make_after_another(folder, storage=None):
+        monkeypatch.setattr(ExperimentFolder, "make", make)
+        assert main.run(["experiment", "load", "-p", str(path)]) == 0
+        make(folder, storage)
+
+    monkeypatch.setattr(ExperimentFolder, "make", make_after_another)
+    assert main.run(["experiment", "load", "-p", str(path)]) == 1
+    assert "experiment abc11111 exists already" in capsys.readouterr().err
+    assert ExperimentFolder(there / "nni-experiments/abc11111").database.exists()
+
+
 def test_an_experiment_is_not_saved_if_its_stored_state_is_running(saved, capsys, here):
     with pytest.raises(AssertionError):
         saved(state=ExperimentState.RUNNING)

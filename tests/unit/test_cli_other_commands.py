@@ -375,6 +375,20 @@ def test_tensorboard_serves_the_folder_of_a_trial_until_nnictl_tensorboard_stop_
     assert nnictl("tensorboard", "stop", "abc")[1] == "INFO: There is no TensorBoard of experiment abc11111\n"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_tensorboards_of_a_deleted_experiment_end(nnictl, an_experiment, installed):
+    installed(PROGRAM)
+    folder = an_experiment("abc11111")
+    key = AttemptKey("aB3dE", attempt_id(0), "main")
+    (folder.workspace.attempt(key).output / "tensorboard").mkdir(parents=True)
+    code, out, err = nnictl("tensorboard", "start", "abc", "-T", "aB3", "--port", "auto")
+    assert (code, err) == (0, "")
+    port = int(out.splitlines()[0].rpartition(":")[2])
+    assert nnictl("experiment", "delete", "abc", "--yes", "--force")[0] == 0
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
 def test_the_error_names_the_trial_if_the_trial_has_no_tensorboard_files(nnictl, an_experiment, installed):
     installed(PROGRAM)
     an_experiment("abc11111")

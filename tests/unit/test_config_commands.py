@@ -54,6 +54,43 @@ def test_config_check_warns_of_missing_gpus_and_programs_for_local_trials(nnictl
     assert err.startswith(f"WARNING: {warning}")
 
 
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"tuner": {"className": "a.B", "codeDirectory": "~nosuch/x"}}, "~nosuch/x"),
+        (
+            {"searchSpace": {"x": {"_type": "uniform", "_value": {"2024-01-01": 1}}}},
+            "{datetime.date(2024, 1, 1): 1}",
+        ),
+        ({"initialTrials": [{"x": "2024-01-01"}]}, "2024-01-01"),
+    ],
+    ids=["unknown user", "date as key", "date"],
+)
+def test_config_check_names_what_is_no_json_and_whose_home_is_unknown(nnictl, here, changes, error):
+    document = {
+        "searchSpace": {"x": {"_type": "choice", "_value": [1, 2]}},
+        "trialCommand": "true",
+        "trialCodeDirectory": ".",
+        "trialConcurrency": 1,
+        "maxTrialNumber": 3,
+        "tuner": {"name": "Random"},
+        "trainingService": {"platform": "local"},
+    } | changes
+    text = json.dumps(document).replace('"2024-01-01"', "2024-01-01")  # YAML reads a date
+    (here / "odd.yml").write_text(text)
+    code, out, err = nnictl("config", "check", "odd.yml")
+    assert error in out + err
+    assert "Traceback" not in err
+    assert code in (0, 1)
+
+
+@pytest.mark.parametrize("command", [("validate",), ("validate", "--json"), ("submit",)])
+def test_a_job_file_that_is_not_utf_8_is_refused(nnictl, here, command):
+    (here / "job.yml").write_bytes(b"name: \xff")
+    code, _, err = nnictl("openpai", command[0], "job.yml", *command[1:])
+    assert (code, err) == (1, "ERROR: cannot read job.yml: byte 6 is not UTF-8; save the file as UTF-8\n")
+
+
 def test_config_check_prints_the_result_for_a_valid_file_as_json(nnictl, here):
     code, out, _ = nnictl("config", "check", "v2_openpai.yml", "--json")
     found = json.loads(out)

@@ -158,3 +158,22 @@ def test_parameters_of_a_nested_choice_follow_the_name_of_the_choice():
         )
         == 'optimizer=adam beta_1=0.98305 more=x deep=0.333333 layers=[64, 0.123457] names={"a": 0.333333}'
     )
+
+
+def test_nan_has_no_place_in_an_order_and_a_huge_whole_number_has():
+    losses = [0.3, float("nan"), 10**400, -(10**400), float("nan"), 0.2]
+    trials = [a_trial(number, loss=loss) for number, loss in enumerate(losses)]
+    assert numbers(trial_table.sorted_by(trials, "loss", is_descending=False)) == [3, 5, 0, 2, 1, 4]
+    assert numbers(trial_table.sorted_by(trials, "loss", is_descending=True)) == [2, 0, 5, 3, 1, 4]
+
+
+def test_printed_json_has_null_in_place_of_nan_and_infinities(capsys):
+    document = {"a": [float("nan"), 1], "b": float("-inf"), "c": 0.5}
+    output.print_json(document)
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "a": [None, 1],
+        "b": None,
+        "c": 0.5,
+    }
+    output.print_json_lines([document, {}])
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)[0]["a"] == [None, 1]

@@ -203,9 +203,7 @@ def load(path: Path, locations: Locations, limits: ArchiveLimits = LIMITS) -> Lo
         folder = ExperimentFolder(locations.log_dir / name)
         known = {each.experiment_id for each in Registry.of_user().all() if each.path.exists()}
         if name in known or folder.path.exists():
-            raise UserError(
-                f"cannot load {path}: experiment {name} exists already; run `nnictl experiment delete {name}` first"
-            )
+            raise _exists(path, name)
         config = _placed(config, folder, locations, path, has_code=(part / _CODE).exists())
         storage = platform_of(config).storage_here()
         try:
@@ -221,6 +219,8 @@ def load(path: Path, locations: Locations, limits: ArchiveLimits = LIMITS) -> Lo
             has_its_code = _fill(folder, config, part, limits, path)
             Registry.of_user().add(folder)
         except FileExistsError as error:
+            if str(error.filename) == str(folder.path):
+                raise _exists(path, name) from error  # another command has just created it
             shutil.rmtree(folder.path, ignore_errors=True)
             raise UserError(
                 f"cannot load {path}: {error.filename} exists already; name another shared storage with --storage"
@@ -229,6 +229,12 @@ def load(path: Path, locations: Locations, limits: ArchiveLimits = LIMITS) -> Lo
             folder.remove()
             raise
     return LoadedExperiment(folder, config, has_its_code)
+
+
+def _exists(path: Path, name: str) -> UserError:
+    return UserError(
+        f"cannot load {path}: experiment {name} exists already; run `nnictl experiment delete {name}` first"
+    )
 
 
 @contextlib.contextmanager

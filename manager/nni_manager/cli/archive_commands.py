@@ -143,4 +143,4 @@ def load(
 
 
 def _absolute(path: Path | None) -> Path | None:
-    return None if path is None else Path(os.path.abspath(path.expanduser()))
+    return None if path is None else Path(os.path.abspath(os.path.expanduser(path)))

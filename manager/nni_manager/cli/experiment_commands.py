@@ -19,7 +19,7 @@ from nni_manager.client import output, results
 from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
 from nni_manager.client.results import finite, flat_columns, parsed
 from nni_manager.domain.provenance import code_at
-from nni_manager.errors import NniManagerError, UserError
+from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.store import leftover_jobs
 from nni_manager.store.folders import Registry, corrupt_entries, latest_first
 from nni_manager.trackers import TRACKERS
@@ -454,6 +454,7 @@ def _delete(known: KnownExperiment) -> str | None:
         # Holding the lease keeps managers from starting. If the lock cannot be opened, no manager holds it.
         with contextlib.suppress(OSError):
             stack.enter_context(known.folder.owned())
+        from nni_manager.client import tensorboards
         from nni_manager.client.remains import processes_left
         from nni_manager.training_services.platform import platform_of
 
@@ -464,6 +465,11 @@ def _delete(known: KnownExperiment) -> str | None:
         with contextlib.suppress(NniManagerError):  # without its configuration, its share is unknown
             if why := platform_of(known.stored.config()).remove_from_share(known.folder.workspace):
                 output.warning(why)
+        for each in tensorboards.started(known.folder):
+            try:
+                each.stop()
+            except RetryableError as error:
+                output.warning(str(error))
         known.folder.remove()
     left = [path for path in (workspace, known.folder.path) if path.exists()]
     if left:

@@ -360,7 +360,7 @@ def _one_to_stop(given: str | None, running: list[KnownExperiment]) -> KnownExpe
 
 @click.command(epilog=options.example("nnictl top", "nnictl top GvTf2bVe --time 5"))
 @options.experiment_argument
-@click.option("--time", "-t", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True,
+@click.option("--time", "-t", "every_s", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True,
               metavar="SECONDS", help="Interval between updates.")  # fmt: skip
 def top(experiment_id: str | None, every_s: float) -> None:
     """Watch a running experiment.

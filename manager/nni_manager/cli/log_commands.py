@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from nni_manager.cli import options
-from nni_manager.cli.options import example, experiment_argument, group, trial_option
+from nni_manager.cli.options import COUNT, example, experiment_argument, group, trial_option
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.errors import NniManagerError, RetryableError, UserError
@@ -37,7 +37,7 @@ _SEARCHED_BYTES = 1 << 20
 log = group("log", "Show logs.", "nnictl log stderr", "nnictl log trial --trial-id aB3dE")
 
 
-_head = click.option("--head", "-H", type=click.IntRange(1), metavar="N", help="Only the first N lines.")
+_head = click.option("--head", "-H", type=COUNT, metavar="N", help="Only the first N lines.")
 _path = click.option(
     "--path", "-p", "path_only", is_flag=True, help="Print the path of the file instead of its content."
 )
@@ -49,7 +49,7 @@ def _add_manager_log(stream: str, *examples: str) -> None:
     @log.command(stream, help=f"Print the manager's {what}.", epilog=example(*examples))
     @experiment_argument
     @_head
-    @click.option("--tail", "-T", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
+    @click.option("--tail", "-T", type=COUNT, metavar="N", help="Only the last N lines.")
     @_path
     @click.option("--follow", "-f", is_flag=True, help="Also print new output, until Ctrl-C.")
     def command(
@@ -144,7 +144,7 @@ def _seek_last_lines(file: BinaryIO, count: int) -> None:
 @click.option("--stream", type=click.Choice(["stdout", "stderr", "trial.log"]),
               help="Only this one; trial.log is the log of the trial's keeper.  [default: stdout, then stderr]")  # fmt: skip
 @_head
-@click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
+@click.option("--tail", type=COUNT, metavar="N", help="Only the last N lines.")
 @click.option("--follow", "-f", is_flag=True, help="Also print new output, until the trial has ended.")
 @_path
 def log_trial(

@@ -28,7 +28,7 @@ def _result_of(job: Mapping[str, Any]) -> float | None:
     for final in job.get("finalMetricData", ()):
         value = parsed(parsed(final["data"]))
         value = value.get("default") if isinstance(value, dict) else value
-        if isinstance(value, int | float) and not math.isnan(value):
+        if isinstance(value, int) or (isinstance(value, float) and not math.isnan(value)):
             return value
     return None
 

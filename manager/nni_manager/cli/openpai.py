@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import http
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -188,7 +189,11 @@ def user(set_password: bool, state_dir: Path | None, as_json: bool) -> None:
 def _state(state_dir: Path | None) -> StateFolder:
     from nni_manager.local_openpai.daemon import StateFolder
 
-    return StateFolder.of_user() if state_dir is None else StateFolder(state_dir.expanduser().absolute())
+    return (
+        StateFolder.of_user()
+        if state_dir is None
+        else StateFolder(Path(os.path.expanduser(state_dir)).absolute())
+    )
 
 
 def _show(service: Service, as_json: bool, headline: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nni_manager.cli.openpai import openpai
-from nni_manager.cli.options import FILE, Command, example, json_option
+from nni_manager.cli.options import COUNT, FILE, Command, example, json_option
 from nni_manager.client import output
 from nni_manager.errors import RetryableError, UserError
 
@@ -102,6 +102,15 @@ _job = click.argument("job", metavar="JOB")
 _file = click.argument("file", metavar="FILE", type=FILE)
 
 
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"cannot read {file}: byte {error.start} is not UTF-8; save the file as UTF-8"
+        ) from error
+
+
 # ---- submit
 
 
@@ -113,7 +122,7 @@ _file = click.argument("file", metavar="FILE", type=FILE)
 def submit(open_cluster: OpenCluster, file: Path, tags: Sequence[str], as_json: bool) -> None:
     """Submit a job file."""
     _refuse_commas(tags)
-    text = file.read_text("utf-8-sig")
+    text = _text_of(file)
     job = _checked(text, str(file))
     cluster = open_cluster()
     cluster.submit(text)
@@ -139,7 +148,7 @@ def validate(file: Path, as_json: bool) -> int:
     """
     from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 
-    text = file.read_text("utf-8-sig")
+    text = _text_of(file)
     if not as_json:
         job = _checked(text, str(file))
         for warning in job.warnings:
@@ -189,7 +198,7 @@ def _checked(text: str, file: str) -> RenderedJob:
     "--tag", "tags", metavar="TAG", multiple=True, help="Only jobs with this tag, or one of several."
 )
 @click.option("--all-users", is_flag=True, help="Also jobs of other users.")
-@click.option("--head", type=click.IntRange(1), metavar="N", help="Only the newest N jobs.")
+@click.option("--head", type=COUNT, metavar="N", help="Only the newest N jobs.")
 @json_option
 def list_jobs(
     open_cluster: OpenCluster,

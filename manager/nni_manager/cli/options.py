@@ -22,6 +22,17 @@ if TYPE_CHECKING:
     from nni_manager.support.server_tls import TlsFiles
 
 Command = Callable[..., Any]
+
+
+class _Count(click.IntRange):
+    """A number of entries. No list has more than `sys.maxsize`, and slices take no larger number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click."""
+        return min(super().convert(value, param, ctx), sys.maxsize)
+
+
+COUNT = _Count(1)
 FILE = click.Path(path_type=Path)
 """The exit code after Ctrl-C: 128 + SIGINT, as in shells. docs/nnictl.md describes it for users."""
 # A longer list of completions is hard to read.

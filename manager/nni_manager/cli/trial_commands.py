@@ -33,7 +33,7 @@ trial = options.group("trial", "Show and stop trials.", "nnictl trial ls")
               help="Only trials with this tag; if repeated, with all of them.")  # fmt: skip
 @click.option(
     "--best",
-    type=click.IntRange(1),
+    type=options.COUNT,
     metavar="N",
     help="Only the N trials with the best values, best first; with several objectives only those on the Pareto front.",
 )
@@ -46,8 +46,8 @@ trial = options.group("trial", "Show and stop trials.", "nnictl trial ls")
 @click.option("--descending", is_flag=True, help="With --sort: the highest first.")
 @click.option("--columns", metavar="NAMES", help="The columns to print, separated by commas: no., trial, state, value, "
               "time, started, ended, tags, note, parameters, and names of parameters and of entries of results.")  # fmt: skip
-@click.option("--head", type=click.IntRange(1), metavar="N", help="Only the first N trials.")
-@click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N trials.")
+@click.option("--head", type=options.COUNT, metavar="N", help="Only the first N trials.")
+@click.option("--tail", type=options.COUNT, metavar="N", help="Only the last N trials.")
 @options.json_option
 @click.option("--nni-json", is_flag=True, help="Print the JSON of NNI's own nnictl; --head and --tail are then "
               "the N largest and smallest results.")  # fmt: skip

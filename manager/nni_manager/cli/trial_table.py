@@ -93,15 +93,20 @@ def sorted_by(trials: Sequence[Trial], column: str, *, is_descending: bool) -> S
     """
     _check(trials, column, "--sort")
     key = _KEYS.get(column) or (lambda trial: _further(trial).get(column))
-    given = [each for each in trials if key(each) is not None]
-    without = [each for each in trials if key(each) is None]
+    given = [each for each in trials if not _is_empty(key(each))]
+    without = [each for each in trials if _is_empty(key(each))]
     return [*sorted(given, key=lambda each: _rank(key(each)), reverse=is_descending), *without]
 
 
-def _rank(value: Any) -> tuple[bool, float, str]:
-    """The place of a value of any type: numbers before text."""
+def _is_empty(value: Any) -> bool:
+    """True for a value that has no place in an order: none at all, and NaN."""
+    return value is None or value != value  # noqa: PLR0124 - only NaN differs from itself
+
+
+def _rank(value: Any) -> tuple[bool, int | float, str]:
+    """The place of a value of any type: numbers before text. A whole number may be beyond the range of floats."""
     if isinstance(value, int | float):
-        return False, float(value), ""
+        return False, value, ""
     return True, 0.0, output.short(value)
 
 

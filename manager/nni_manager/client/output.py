@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import click
 
+from nni_manager.client.results import finite
 from nni_manager.support.plain_text import escaped
 
 RULE = "-" * 84
@@ -58,13 +59,21 @@ def plain(text: str = "") -> None:
 
 def print_json(document: Any) -> None:
     """Print a document as indented JSON on stdout."""
-    plain(json.dumps(document, ensure_ascii=False, indent=2))
+    plain(_json(document, indent=2))
 
 
 def print_json_lines(entries: Sequence[Any]) -> None:
     """Print a list as JSON with one entry per line on stdout. Takes a quarter of the time of indented JSON."""
-    lines = [json.dumps(entry, ensure_ascii=False) for entry in entries]
+    lines = list(map(_json, entries))
     plain("[\n" + ",\n".join(lines) + "\n]" if lines else "[]")
+
+
+def _json(document: Any, indent: int | None = None) -> str:
+    """JSON text, with null in place of NaN and infinities, which JSON does not have."""
+    try:
+        return json.dumps(document, ensure_ascii=False, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(finite(document), ensure_ascii=False, indent=indent)
 
 
 def is_hangup(problem: OSError) -> bool:

@@ -10,6 +10,7 @@ Import this module late: most commands need neither tuners nor SQLite.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -89,7 +90,7 @@ class _Choice:
             if _ID.fullmatch(source):
                 self._add_experiment(resolve(source))
             else:
-                self._add(source, _results_in(self._config.config_path.parent / Path(source).expanduser()))
+                self._add(source, _results_in(self._config.config_path.parent / os.path.expanduser(source)))
         except NniManagerError as error:
             self._warn(error)
 

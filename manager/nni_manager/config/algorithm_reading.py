@@ -186,7 +186,7 @@ class AlgorithmReading(Reading):
         written = self.within(kind).get("codeDirectory")
         if not isinstance(written, str) or "\0" in written:
             return None
-        return Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
+        return Path(os.path.abspath(self.path.parent / os.path.expanduser(written)))
 
     def _own(self, kind: AlgorithmSection, call_timeout_s: float | None = None) -> model.UserClass | None:
         section, here = self.within(kind), Path(os.path.abspath(self.path.parent))

@@ -58,7 +58,7 @@ def _with_absolute_paths(value: Any, folder: Path, file: type[PlatformFile], *, 
         }
     if isinstance(value, list):
         return [_with_absolute_paths(item, folder, file, is_path=is_path) for item in value]
-    return str(folder / Path(value).expanduser()) if is_path and isinstance(value, str) else value
+    return str(folder / os.path.expanduser(value)) if is_path and isinstance(value, str) else value
 
 
 def convert(path: Path, folder: Path | None = None) -> Converted:

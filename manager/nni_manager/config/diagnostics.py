@@ -99,7 +99,10 @@ def folded(key: str) -> str:
 
 def shown(value: Any) -> str:
     """A value for a message: JSON, truncated to MAX_SHOWN_CHARACTERS."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except TypeError:  # YAML also has dates and lists as keys
+        text = str(value)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
 
 

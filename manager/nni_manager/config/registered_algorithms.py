@@ -94,7 +94,7 @@ def read_meta(path: Path) -> RegisteredAlgorithm:
     meta, diagnostics = check(_Meta, document.value, document)
     folder = None
     if meta is not None and meta.code_directory is not None:
-        folder = Path(os.path.abspath(path.parent / Path(meta.code_directory).expanduser()))
+        folder = Path(os.path.abspath(path.parent / os.path.expanduser(meta.code_directory)))
         if not folder.is_dir():
             message = f"cannot use codeDirectory: there is no folder {folder}; create it or fix the path"
             diagnostics.append(document.diagnostic(("codeDirectory",), message))

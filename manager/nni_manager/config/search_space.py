@@ -411,8 +411,11 @@ def _problems_of_choice(choice: Choice, value: Any, path: Path) -> list[str]:
 
 
 def same_json(left: Any, right: Any) -> bool:
-    """True if both are the same JSON text. In Python True == 1; in JSON they differ."""
-    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+    """True if both are the same JSON text. In Python True == 1; in JSON they differ. False for what is no JSON, such as dates."""
+    try:
+        return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+    except TypeError:
+        return False
 
 
 def _written(parameter: Parameter) -> str:

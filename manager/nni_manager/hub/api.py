@@ -147,7 +147,7 @@ class HubApi:
                 400,
                 'cannot start an experiment: the body names no file; send {"config": "/path/to/config.yml"}',
             )
-        return Json({"message": await run_nnictl("create", f"--config={path}")})
+        return Json({"message": await run_nnictl("create", f"--config={os.path.expanduser(path)}")})
 
     async def act(self, request: Request) -> Response:
         """Resume or stop an experiment; the response is sent when that is done."""

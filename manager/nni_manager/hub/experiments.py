@@ -13,6 +13,7 @@ from typing import Any
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.objectives import Objective
 from nni_manager.engine.listing import line_of
+from nni_manager.errors import NniManagerError
 from nni_manager.store.folders import (
     ExperimentFolder,
     FolderUnreadable,
@@ -108,7 +109,12 @@ class Experiments:
             kept = self._kept[folder.path] = _Kept(signature, line)
         if "problem" in kept.line:
             return kept.line
-        return kept.line | {"best": self._curve(folder).thinned(SPARKLINE_POINTS)}
+        try:
+            return kept.line | {"best": self._curve(folder).thinned(SPARKLINE_POINTS)}
+        except (
+            NniManagerError
+        ) as error:  # it was deleted meanwhile, or its store is busy: it must not hide the others
+            return kept.line | {"problem": str(error)}
 
     def _curve(self, folder: ExperimentFolder) -> Curve:
         kept = self._kept[folder.path]

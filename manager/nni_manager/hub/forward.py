@@ -20,6 +20,8 @@ from nni_manager.web.change_feed import MAX_FOLLOWERS
 
 # An event stream has a comment every 15 s.
 TIMEOUT_S = 40.0
+# Longer than the page waits for a change, which a manager confirms when its disk has it.
+CHANGE_TIMEOUT_S = 130.0
 _CONNECT_TIMEOUT_S = 5.0
 _PIECE_BYTES = 64 * 1024
 _FROM_BROWSER = ("accept", "accept-encoding", "content-type", "if-none-match")
@@ -55,7 +57,7 @@ class Forwarding:
                     data=body,
                     headers={name: value for name, value in request.headers.items() if name in _FROM_BROWSER},
                     stream=True,
-                    timeout=(_CONNECT_TIMEOUT_S, TIMEOUT_S),
+                    timeout=(_CONNECT_TIMEOUT_S, TIMEOUT_S if request.method == "GET" else CHANGE_TIMEOUT_S),
                     allow_redirects=False,
                 )
             except requests.RequestException:

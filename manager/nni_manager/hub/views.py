@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,7 +23,14 @@ MAX_VIEWS = 8
 @dataclass(frozen=True, slots=True)
 class _View:
     reader: StoredExperimentReader
+    api: ManagerApi
     app: Starlette
+    database: tuple[int, int] | None
+    """Device and inode of the database that was opened; an experiment that was deleted and loaded again has another one."""
+
+    def close(self) -> None:
+        self.reader.close()
+        self.api.close()
 
 
 class Views:
@@ -37,27 +46,37 @@ class Views:
         Raises:
             StoreUnusable: the experiment cannot be read.
         """
-        key = str(folder.path)
+        key, database = str(folder.path), _identity_of(folder.database)
+        if key in self._kept and self._kept[key].database != database:
+            self.forget(folder)
         if key not in self._kept:
             reader = StoredExperimentReader(folder)
             api = ManagerApi(reader, self._web, self._port, self._session_auth, lambda: None)
             routes = [operation.route() for operation in api.operations_of_experiment()]
             handlers = {**REFUSALS, HTTPException: _refuse}
-            self._kept[key] = _View(reader, Starlette(routes=routes, exception_handlers=handlers))
+            app = Starlette(routes=routes, exception_handlers=handlers)
+            self._kept[key] = _View(reader, api, app, database)
         self._kept.move_to_end(key)
         while len(self._kept) > MAX_VIEWS:
-            self._kept.popitem(last=False)[1].reader.close()
+            self._kept.popitem(last=False)[1].close()
         return self._kept[key].app
 
     def forget(self, folder: ExperimentFolder) -> None:
         """Close the view of an experiment, if there is one: it runs, or is deleted."""
         if (view := self._kept.pop(str(folder.path), None)) is not None:
-            view.reader.close()
+            view.close()
 
     def close(self) -> None:
         """Close all views."""
         while self._kept:
-            self._kept.popitem()[1].reader.close()
+            self._kept.popitem()[1].close()
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return status.st_dev, status.st_ino
+    return None
 
 
 async def _refuse(_: object, error: Exception) -> object:

@@ -189,4 +189,4 @@ def origin_of(text: str) -> str:
 
 def absolute(path: str) -> str:
     """The absolute path, since the daemon runs in another working directory."""
-    return str(Path(path).expanduser().absolute())
+    return str(Path(os.path.expanduser(path)).absolute())

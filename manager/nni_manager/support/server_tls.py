@@ -67,7 +67,7 @@ class TlsFiles:
             )
             raise TlsFilesUnusable(f"cannot use {given} without {missing}; name both files")
         # Links stay: ACME clients change where they point to.
-        return cls(*(Path(os.path.abspath(Path(each).expanduser())) for each in (certificate, key)))
+        return cls(*(Path(os.path.abspath(os.path.expanduser(each))) for each in (certificate, key)))
 
     def read(self) -> TlsCertificate:
         """Read and check both files.

@@ -64,9 +64,13 @@ class ManagerApi:
         self._live = ChangeFeed(engine.snapshot)
         self._monitoring = MonitoringRoutes(engine)
         self._window_routes = TrialWindowRoutes(engine)
-        reads = BackendReads(engine)
-        self._routes = ExperimentRoutes(reads, end)
-        self._nni_routes = NniRoutes(reads, port, web.url_prefix)
+        self._reads = BackendReads(engine)
+        self._routes = ExperimentRoutes(self._reads, end)
+        self._nni_routes = NniRoutes(self._reads, port, web.url_prefix)
+
+    def close(self) -> None:
+        """End the threads that read files."""
+        self._reads.close()
 
     def operations(self) -> list[Operation]:
         """All operations of the API."""

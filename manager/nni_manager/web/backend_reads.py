@@ -29,6 +29,10 @@ class BackendReads:
         self.engine = engine
         self._storage = StorageExecutor()
 
+    def close(self) -> None:
+        """End the threads; those of storage that does not answer end with the process."""
+        self._storage.close()
+
     def trial_of(self, request: Request) -> Trial:
         """The trial that the request's path names.
 

@@ -176,7 +176,7 @@ async function look() {
       document.documentElement.dataset["ready"] = "true";
     } catch (error) {
       if (error instanceof Refused && (error.status === 401 || error.status === 403)) return fill(main, locked());
-      say(trouble, `The server of this page does not answer; experiments continue. It retries automatically. \`${LOGIN_COMMAND}\` starts it again.`);
+      say(trouble, error instanceof Refused ? error.message : `The server of this page does not answer; experiments continue. It retries automatically. \`${LOGIN_COMMAND}\` starts it again.`);
       if (main.firstChild === null) fill(main, list);
     }
   }

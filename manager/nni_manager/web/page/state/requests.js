@@ -11,8 +11,10 @@ export const FIRST_CHANGES = "/changes?windows=true";
 const ROOT = `${BASE}/api/v1/nni`;
 /** Managers behind one proxy share the storage of its origin. */
 const KEY = `trial-keeper-key${HOME}`;
-/** Request timeout; a slower manager is shown as unresponsive. */
+/** Timeout of a read; a slower manager is shown as unresponsive. */
 const PATIENCE_MS = 30_000;
+/** Timeout of a change, as in nnictl: the manager confirms it when its disk has it. */
+const CHANGE_PATIENCE_MS = 120_000;
 
 /** A rejected request; `message` is the manager's error message. */
 export class Refused extends Error {
@@ -75,11 +77,13 @@ function asked(key) {
 export async function ask(path, options = {}) {
   let response;
   let text;
+  const isRead = options.method === undefined || options.method === "GET";
   try {
-    response = await send(path, { signal: AbortSignal.timeout(PATIENCE_MS), ...options });
+    response = await send(path, { signal: AbortSignal.timeout(isRead ? PATIENCE_MS : CHANGE_PATIENCE_MS), ...options });
     text = await response.text();
   } catch (error) {
-    throw new Unreachable("The manager does not answer.", { cause: error });
+    const effect = isRead ? "" : " The change may still take effect: look before you repeat it.";
+    throw new Unreachable(`The manager does not answer.${effect}`, { cause: error });
   }
   if (!response.ok) throw new Refused(response.status, sentence(text) ?? `The manager answered ${response.status}.`);
   if (text === "") return null;

@@ -21,6 +21,7 @@ export function openDialog(title, content, { isWide = false } = {}) {
   dialog.showModal();
   const closed = new Promise((/** @type {(_: void) => void} */ resolve) => {
     dialog.addEventListener("close", () => {
+      if (toasts !== null && dialog.contains(toasts)) document.body.append(toasts);
       dialog.remove();
       resolve();
     });
@@ -62,10 +63,10 @@ const NOTICE_MS = 6000;
  * @param {"good" | "bad"} [look]
  */
 export function notify(text, look = "good") {
-  if (toasts === null) {
-    toasts = h("div", { class: "toasts", role: "status", "aria-live": "polite" });
-    document.body.append(toasts);
-  }
+  toasts ??= h("div", { class: "toasts", role: "status", "aria-live": "polite" });
+  // Outside of an open dialog, the notice would be below the dialog's backdrop, and screen readers would not announce it.
+  const place = [...document.querySelectorAll("dialog[open]")].at(-1) ?? document.body;
+  if (toasts.parentElement !== place) place.append(toasts);
   const toast = h("div", { class: `toast ${look}`, "data-test": "toast" }, prose(text));
   toasts.append(toast);
   // An error takes longer to read than "done".
