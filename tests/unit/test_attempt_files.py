@@ -10,6 +10,7 @@ import pytest
 from attempts import attempt_id
 
 from trial_keeper.errors import (
+    KeeperRetryableError,
     MountForbidden,
     MountFull,
     MountReadOnly,
@@ -18,7 +19,7 @@ from trial_keeper.errors import (
     WorkspaceMissing,
     WorkspaceNotWritable,
 )
-from trial_keeper.host import attempt_files
+from trial_keeper.host import attempt_files, process
 from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_shared, read_trial
 from trial_keeper.host.process import TrialProcess
 from trial_keeper.settings import KeeperSettings
@@ -447,3 +448,18 @@ def test_a_command_is_not_started_if_its_output_files_cannot_be_opened(tmp_path,
             "touch ran", str(tmp_path), {}, tmp_path / "stdout", tmp_path / "stderr", register=lambda _: None
         )
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("call", ["pipe", "posix_spawn of the shell"])
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
+def test_a_command_that_cannot_start_because_limits_are_reached_names_the_limits(
+    tmp_path, monkeypatch, call, number
+):
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(*((process.os, "pipe") if call == "pipe" else (process.subprocess, "Popen")), fail)
+    with pytest.raises(
+        KeeperRetryableError, match=r"cannot start the trial's command: .*; raise the limits on"
+    ):
+        TrialProcess.started("true", str(tmp_path), os.environ, tmp_path / "out", tmp_path / "err")

@@ -133,3 +133,16 @@ def test_a_new_search_space_restarts_an_experiment_with_an_exhausted_tuner() -> 
     assert search.state is ExperimentState.DONE
     search.handle(SearchSpaceChanged())
     assert (search.state, search.requests) == (ExperimentState.RUNNING, [2])
+
+
+def test_answers_that_arrive_after_the_concurrency_was_lowered_wait_for_a_free_slot() -> None:
+    search = new_search(concurrency=4, max_trials=4)
+    search.suggest()
+    search.limit(concurrency=1)
+    for _ in range(3):
+        search.suggest()
+    assert search.submitted == ["t0"]
+    for number in range(4):
+        search.run(f"t{number}")
+        assert search.submitted == [f"t{each}" for each in range(min(number + 2, 4))]
+    assert search.state is ExperimentState.DONE

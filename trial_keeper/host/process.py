@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from trial_keeper import processes
-from trial_keeper.errors import CommandNotStarted
+from trial_keeper.errors import CommandNotStarted, KeeperRetryableError
 from trial_keeper.exit_codes import of_signal
 from trial_keeper.host.attempt_files import not_writable
 from trial_keeper.host.cgroups import TrialCgroup
@@ -43,6 +43,8 @@ _OOM_SCORE_RAISE = 500
 _SIGNAL_LAG_S = 1.0
 _BY_SIGTERM = (-signal.SIGTERM, of_signal(signal.SIGTERM))
 _HIGHEST_OOM_SCORE = 1000
+# Limits on processes, memory or open files, of the user, the container or the machine.
+_EXHAUSTED = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class TrialProcess:
@@ -104,10 +106,14 @@ class TrialProcess:
 
         Raises:
             CommandNotStarted: there is no bash, the code folder cannot be entered, or the system rejects the command.
+            KeeperRetryableError: processes, memory or open files are exhausted.
             WorkspaceNotWritable: the files of its output cannot be opened.
         """
         preexisting_pids = preexisting_pids or processes.all_pids()
-        gate, release = os.pipe()
+        try:
+            gate, release = os.pipe()
+        except OSError as error:
+            raise _exhausted(error) from error
         try:
             with _raised_oom_score():
                 popen = _popen(command, code_dir, environ, gate, stdout, stderr)
@@ -324,6 +330,13 @@ def _set_oom_score(process: str, score: int) -> None:
         write_all(os.open(f"/proc/{process}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), b"%d" % score)
 
 
+def _exhausted(error: OSError) -> KeeperRetryableError:
+    return KeeperRetryableError(
+        f"cannot start the trial's command: {error.strerror}; raise the limits on processes, memory and open files here, or run "
+        "fewer trials at a time"
+    )
+
+
 def _popen(
     command: str, code_dir: str, environ: Mapping[str, str], gate: int, stdout: Path, stderr: Path
 ) -> subprocess.Popen[bytes]:
@@ -355,6 +368,8 @@ def _popen(
                 start_new_session=True,
             )
         except OSError as error:
+            if error.errno in _EXHAUSTED:
+                raise _exhausted(error) from error
             raise CommandNotStarted(
                 f"cannot start bash for the command {shown} in {code_dir}: {error.strerror}; "
                 "use an image with bash, a code folder that this user may enter, and a command below 128 KiB"

@@ -151,8 +151,9 @@ class JobScheduler:
     # ---- trials to jobs
 
     def schedule(self, trial: Trial) -> list[Effect]:
-        """Queue a new trial or, without reuse, submit a job for it."""
-        if not self.reuses_jobs:
+        """Queue a new trial or, without reuse, submit a job for it. It is queued if the concurrency was lowered meanwhile."""
+        has_room = self.budget.unfinished - len(self.jobs.queue) <= self.budget.limits.concurrency
+        if has_room and not self.reuses_jobs:
             return self._submit_for(trial)
         self.enqueue(trial)
         return [events.SaveTrial(trial)]
