@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -93,6 +94,21 @@ def a_job_of(command, **top):
 
 def start(state, **options):
     return daemon.start(state, Options(**{"port": free_port_pair(), **options}))
+
+
+def test_the_daemon_raises_its_limit_of_open_files_and_jobs_keep_the_original_limit(state):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard <= 1000:
+        pytest.skip(f"this user may not have more than {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+    try:
+        there = start(state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(there.process.pid, resource.RLIMIT_NOFILE)[0] == hard
+    seen = state.path / "seen"
+    assert client_of(there).submit(a_job_of(f"ulimit -n > {seen}")).status_code == 202
+    assert wait_until(lambda: seen.exists() and seen.read_text(), "the job has run") == "1000\n"
 
 
 # ---- nnictl

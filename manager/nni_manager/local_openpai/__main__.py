@@ -24,6 +24,7 @@ from nni_manager.local_openpai.api import OpenPaiApi
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.daemon import HOST, Credentials, ServiceProcess, StateFolder
 from nni_manager.local_openpai.errors import ApiError
+from nni_manager.startup import open_files
 from nni_manager.support import log_format
 from nni_manager.support.http_server import OWN_NAMES, HttpServer, listen
 from trial_keeper import __version__
@@ -67,6 +68,7 @@ def main() -> int:
     state = StateFolder(arguments.state_dir.absolute())
     try:
         state.make()
+        open_files.raise_limit()  # each container that runs needs some
         with state.owned():
             _log_to(state.log)
             asyncio.run(_serve(state, arguments.host, _options(arguments, state)))

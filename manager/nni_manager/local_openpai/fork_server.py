@@ -17,6 +17,7 @@ from typing import Any
 import trial_keeper
 from nni_manager.local_openpai import supervisor
 from nni_manager.local_openpai.environment import inherited
+from nni_manager.startup import open_files
 
 _LAST_BYTES = 2048
 _ENDS_TIMEOUT_S = 5.0
@@ -80,6 +81,7 @@ class SupervisorForkServer:
                 stdout=subprocess.PIPE,
                 start_new_session=True,
             )
+            open_files.restore_limit(self._process.pid)
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
