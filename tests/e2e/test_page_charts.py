@@ -443,6 +443,26 @@ def test_the_csv_download_contains_the_filtered_trials(person):
     assert all(0 <= float(row["optimizer/momentum"]) <= 1 for row in rows)
 
 
+def with_a_long_value(number, now_s):
+    trial = a_trial(number, now_s)
+    trial.parameters = trial.parameters | {"prompt": "word " * 1000}
+    return trial
+
+
+@pytest.mark.parametrize(("is_long", "count"), [(True, 1), (False, 0)])
+def test_a_download_with_cut_values_names_the_command_that_writes_them_whole(
+    browser, tmp_path, is_long, count
+):
+    experiment = made_experiment(tmp_path / "made", 2, with_a_long_value if is_long else a_trial, space=SPACE)
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/detail")
+        with person.page.expect_download():
+            person.see("download-csv").click()
+        expect(person.see("toast")).to_have_count(count)
+        if is_long:
+            expect(person.see("toast")).to_contain_text("nnictl experiment export TESTEXPT --type csv --all")
+
+
 def test_the_result_is_the_first_column_on_a_narrow_screen(person):
     person.page.set_viewport_size(NARROW)
     person.go(person.page.url)

@@ -1,9 +1,9 @@
 /** The shown trials as a CSV file (RFC 4180). */
-
 import { h } from "./dom.js";
 import { runSeconds } from "./format.js";
 import { METRIC_PREFIX } from "./metrics.js";
 import { flat } from "./parameters.js";
+import { notify } from "./widgets/dialog.js";
 
 /** @import { Row } from "./types.js" */
 
@@ -45,4 +45,14 @@ export function saveAs(name, text) {
   h("a", { href: address, download: name }).click();
   // The download has begun by then.
   setTimeout(() => URL.revokeObjectURL(address), 60_000);
+}
+
+/**
+ * Say that a downloaded file has cut values, and which command writes them whole: rows of the table have no long values.
+ *
+ * @param {readonly Row[]} rows
+ * @param {string} command
+ */
+export function tellOfCuts(rows, command) {
+  if (rows.some((row) => row.cut)) notify(`Long values are cut in this file. \`${command}\` writes them whole.`, "bad");
 }

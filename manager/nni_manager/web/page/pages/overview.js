@@ -1,5 +1,6 @@
 /** `/oview`: the state, the best results, the failures, and the limits that can be changed. */
 
+import { tellOfCuts } from "../csv.js";
 import { fill, h, link, say, setAttribute, whenChanged } from "../dom.js";
 import * as format from "../format.js";
 import { flat } from "../parameters.js";
@@ -129,6 +130,7 @@ async function download(live) {
     const url = URL.createObjectURL(new Blob([JSON.stringify(content, null, 2)], { type: "application/json" }));
     h("a", { href: url, download: `${live.summary?.id ?? "experiment"}.json` }).click();
     URL.revokeObjectURL(url);
+    tellOfCuts(trials, `nnictl experiment export ${live.summary?.id} --type json`);
   });
 }
 

@@ -10,7 +10,7 @@ import { trialSource } from "../state/trial_source.js";
 import { attempt, notify } from "../widgets/dialog.js";
 import { metricTitle, resultName } from "../widgets/facts.js";
 import { TrialTable } from "../widgets/table.js";
-import { csvOf, saveAs } from "../csv.js";
+import { csvOf, saveAs, tellOfCuts } from "../csv.js";
 import { openCompare } from "./compare.js";
 import { fragment } from "./page.js";
 import { trialDetail } from "./trial_detail.js";
@@ -84,7 +84,11 @@ export function trials({ live, announce }) {
   } }, "Compare");
   const download = h("button", { type: "button", "data-test": "download-csv", click: async () => {
     download.disabled = true;
-    await attempt(async () => saveAs("trials.csv", csvOf(await source.all(), names, metrics)));
+    await attempt(async () => {
+      const rows = await source.all();
+      saveAs("trials.csv", csvOf(rows, names, metrics));
+      tellOfCuts(rows, `nnictl experiment export ${live.summary?.id} --type csv --all`);
+    });
     download.disabled = false;
   } }, "Download CSV");
   const search = h("input", { type: "search", placeholder: "Search id, message, tag:keep", "aria-label": "Search trials", "data-test": "search", input: () => ask({ ...query, text: search.value }) });
