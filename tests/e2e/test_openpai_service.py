@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -36,6 +38,7 @@ from nni_manager.local_openpai.settings import (
     storage_of,
     virtual_cluster_of,
 )
+from nni_manager.startup import open_files
 from nni_manager.training_services.openpai.connection import Unauthenticated
 
 NNICTL = "import sys; from nni_manager.cli.main import main; sys.argv[0] = 'nnictl'; main()"
@@ -96,19 +99,28 @@ def start(state, **options):
     return daemon.start(state, Options(**{"port": free_port_pair(), **options}))
 
 
-def test_the_daemon_raises_its_limit_of_open_files_and_jobs_keep_the_original_limit(state):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def test_the_daemon_raises_its_limit_of_open_files_and_jobs_keep_the_original_limit(state, monkeypatch):
+    """A manager starts the daemon, with a raised limit of its own."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard <= 1000:
         pytest.skip(f"this user may not have more than {hard} open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
-    try:
-        there = start(state)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    monkeypatch.setattr(open_files, "_given", (1000, hard))
+    there = start(state)
     assert resource.prlimit(there.process.pid, resource.RLIMIT_NOFILE)[0] == hard
     seen = state.path / "seen"
     assert client_of(there).submit(a_job_of(f"ulimit -n > {seen}")).status_code == 202
     assert wait_until(lambda: seen.exists() and seen.read_text(), "the job has run") == "1000\n"
+
+
+def test_an_experiment_that_adds_a_storage_waits_for_the_restart_of_another_experiment(state):
+    with state.restarts_alone():
+        waiting = threading.Thread(target=lambda: state.restarts_alone().__enter__())
+        waiting.start()
+        with (state.path.parent / "state.restart.lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert waiting.is_alive()
+    waiting.join(DEADLINE_S)
+    assert not waiting.is_alive()
 
 
 # ---- nnictl

@@ -6,6 +6,7 @@ The daemon is a separate process that outlives the process that started it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http
 import http.client
 import json
@@ -24,7 +25,7 @@ from nni_manager.errors import RetryableError, UserError
 from nni_manager.local_openpai.settings import Options
 from nni_manager.startup import open_files
 from nni_manager.store.folders import state_of_user
-from nni_manager.store.owner_lock import OwnerLock
+from nni_manager.store.owner_lock import OwnerLock, opened
 from nni_manager.store.unusable_files import why_unusable
 from nni_manager.support.loopback_auth import VerifiedConnection
 from trial_keeper import __version__
@@ -169,6 +170,20 @@ class StateFolder:
                 f"cannot use {self.path} as state directory: {error.strerror}; name another with --state-dir"
             ) from error
         self.check_files()
+
+    @contextlib.contextmanager
+    def restarts_alone(self) -> Iterator[None]:
+        """Wait until no other experiment restarts the daemon: its restart would lose a storage that this one adds.
+
+        Raises:
+            FolderUnusable: the folder cannot be used.
+        """
+        self.make()
+        # Not in the folder, which has the daemon's own files only.
+        path = self.path.with_name(f"{self.path.name}.restart.lock")
+        with opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
@@ -330,12 +345,13 @@ def start(state: StateFolder, options: Options | None = None) -> Service:
                 stderr=stderr,
                 start_new_session=True,
             )
+        # A manager, which has raised its limit, may start the daemon, which gives its jobs the limit that it finds.
+        open_files.restore_limit(child.pid)
         service = _wait_until_ready(state, child)
     except BaseException:
         if child is not None:
             _abort_start(child)
         raise
-    open_files.restore_limit(child.pid)  # a manager, which has raised its limit, may start the daemon
     _started.append(child)
     return service
 

@@ -77,15 +77,16 @@ class LocalOpenPaiPlatform(OpenPaiPlatform):
                 f"cannot create trial.nniManagerNFSMountPath {pai.storage}: {error.strerror}; write a path that can be created"
             ) from error
         state = daemon.StateFolder.of_user()
-        known = daemon.running(state)
-        options = known.process.options if known else daemon.last_options(state)
         wanted = None if template is None else template.job.storage_at(pai.mount)
-        if wanted is not None and wanted.name not in options.storages:
-            # A restart with one more storage does not disturb running jobs.
-            daemon.stop(state)
-            storages = {**options.storages, wanted.name: str(parent_shown_at(pai, wanted))}
-            known = daemon.start(state, replace(options, storages=storages))
-        service = daemon.with_valid_token(known or daemon.start(state))
+        with state.restarts_alone():
+            known = daemon.running(state)
+            options = known.process.options if known else daemon.last_options(state)
+            if wanted is not None and wanted.name not in options.storages:
+                # A restart with one more storage does not disturb running jobs.
+                daemon.stop(state)
+                storages = {**options.storages, wanted.name: str(parent_shown_at(pai, wanted))}
+                known = daemon.start(state, replace(options, storages=storages))
+            service = daemon.with_valid_token(known or daemon.start(state))
         if wanted is None:
             return _client_of(service, retry_policy)
         found, expected = Path(service.process.options.storages[wanted.name]), parent_shown_at(pai, wanted)
