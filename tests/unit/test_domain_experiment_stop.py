@@ -274,6 +274,18 @@ def test_a_stopping_experiment_waits_a_limited_time_for_the_tuner() -> None:
     assert (search.experiment.trials, search.finishes) == ({}, 1)
 
 
+def test_a_tuner_that_fails_after_its_deadline_does_not_keep_a_stopping_experiment_from_its_end() -> None:
+    search = new_search(concurrency=2)
+    search.start(search.suggest())
+    search.handle(ExperimentStopAsked(40.0))
+    search.now_s = ANSWER_TIMEOUT_S
+    search.handle(TimePassed())
+    search.handle(TunerFailed("killed", True))
+    search.end("t0", ExitReason.SIGNAL)
+    search.deliver("t0")
+    assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
+
+
 def test_an_error_of_the_tuner_after_the_last_trial_is_forgotten_when_the_experiment_continues() -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.run(search.suggest())

@@ -282,7 +282,7 @@ class ExperimentCore:
                 self.budget.note_not_ready(event.sequence_id)
                 return []
             case events.TunerFailed():
-                self.budget.note_unanswered(event.was_asked)
+                self.budget.note_unanswered(event.was_asked and self.budget.asked > 0)
                 return self._fail(event.message, now_s)
             case events.KeeperIdle():
                 return scheduler.note_idle(event, now_s)
