@@ -297,4 +297,8 @@ def _log_to(folder: ExperimentFolder, level: str, format_name: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Python would wait for a tuner that computes in its thread.
+    os._exit(code)

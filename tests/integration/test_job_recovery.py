@@ -5,7 +5,7 @@ import contextlib
 import time
 
 import pytest
-from attempts import sign_attempt
+from attempts import attempt_id, sign_attempt
 from deadlines import DEADLINE_S
 from real_experiment import values
 from scripted_keeper import (
@@ -33,7 +33,7 @@ from nni_manager.errors import RetryableError
 from nni_manager.store import leftover_jobs
 from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_sdk.records import encode
-from trial_keeper.wire.messages import AttemptKey, Idle, RunTrial, Stream, TrialEnded, TrialStarted
+from trial_keeper.wire.messages import AttemptKey, Chunk, Idle, RunTrial, Stream, TrialEnded, TrialStarted
 from trial_keeper.wire.reasons import ExitReason
 
 NOTHING = "pass\n"
@@ -440,7 +440,9 @@ def test_a_trial_that_its_keeper_started_after_its_hello_is_not_lost(
         await looked.wait()
         if is_reported:
             ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 10.5, dict.fromkeys(Stream, 0))
-            keeper.send(TrialStarted(key, 10.0), ended)
+            earlier = AttemptKey(trial.trial_id, attempt_id(0), "main-0")
+            keeper.send(TrialStarted(key, 10.0), Chunk(earlier, Stream.STDOUT, 0, b"its log follows"))
+            keeper.send(ended)
             await until(lambda: trial.state.is_terminal)
             assert (trial.state.value, trial.run.attempt) == ("SUCCEEDED", 0)
         else:

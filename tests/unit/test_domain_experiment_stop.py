@@ -295,3 +295,27 @@ def test_an_error_of_the_tuner_after_the_last_trial_is_forgotten_when_the_experi
     assert (search.state, search.experiment.error) == (ExperimentState.RUNNING, "")
     search.handle(TunerFailed("the cause", True))
     assert (search.state, search.experiment.error) == (ExperimentState.ERROR, "the cause")
+
+
+def test_a_stop_after_a_failed_command_does_not_change_its_reason_for_the_next_manager() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.5", final=False)
+    search.end("t0", ExitReason.NONZERO_EXIT)
+    search.handle(TrialStopAsked("t0", ExitReason.EARLY_STOPPED, 40.0))
+    search = search.resumed()
+    search.end("t0", ExitReason.NONZERO_EXIT)  # the keeper repeats its report
+    search.deliver("t0")
+    trial = search.trial("t0")
+    assert (trial.state, trial.run.reason) == (TrialState.FAILED, ExitReason.NONZERO_EXIT)
+
+
+def test_a_stop_after_a_failed_command_does_not_interrupt_a_trial_whose_job_is_lost() -> None:
+    search = new_search(concurrency=1, max_retries=1)
+    search.start(search.suggest())
+    search.end("t0", ExitReason.NONZERO_EXIT)
+    search.handle(ExperimentStopAsked(40.0))
+    search.handle(JobTerminated("t0", ExitReason.JOB_LOST, "gone", 50.0))
+    trial = search.trial("t0")
+    assert (trial.state, trial.run.reason) == (TrialState.FAILED, ExitReason.JOB_LOST)
+    assert not search.experiment.feedback.is_interrupted(trial)

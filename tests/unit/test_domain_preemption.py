@@ -337,3 +337,29 @@ def test_a_job_whose_processes_have_ended_is_not_given_up_while_its_files_are_re
     assert not any(isinstance(effect, GiveUpJob) for effect in search.handle(TimePassed()))
     search.lose_job(trial_id, PREEMPTED)
     assert search.trial(trial_id).preemptions == 1
+
+
+@pytest.mark.parametrize("other_is_idle_first", [True, False])
+def test_a_restarted_job_runs_its_trial_also_in_the_tasks_that_the_lost_task_had_stopped(other_is_idle_first):
+    role = TaskRole("main", 2, min_succeeded_tasks=-1)
+    search = SimulatedReuse(max_trials=1, reports_preemption=True, completion=Completion((role,)))
+    for task in ("main-0", "main-1"):
+        search.idle(task=task)
+        search.start("t0", task=task)
+    for task, reason in (("main-0", JOB_LOST), ("main-1", ExitReason.TRIAL_OVER)):
+        key = search.next_attempt("t0", task)
+        search.handle(AttemptEnded(TrialEnded(key, reason, 143, 20.0, 30.0, {})))
+        search.deliver("t0", task)
+    assert search.trial("t0").state is TrialState.CLOSING
+    before = len(search.dispatched)
+    tasks = ["main-1", "main-0"] if other_is_idle_first else ["main-0", "main-1"]
+    for task in tasks:
+        search.idle(task=task)
+    assert sorted(search.dispatched[before:]) == [("env-0", "t0", "main-0"), ("env-0", "t0", "main-1")]
+    for task in ("main-0", "main-1"):
+        search.start("t0", task=task, attempt=1)
+    assert search.trial("t0").state is TrialState.RUNNING
+    for task in ("main-0", "main-1"):
+        search.end("t0", task)
+        search.deliver("t0", task)
+    assert search.trial("t0").state is TrialState.SUCCEEDED

@@ -35,7 +35,7 @@ from nni_manager.domain.events import (
     TrialStopAsked,
     TunerExhausted,
 )
-from nni_manager.domain.experiment import ExperimentCore, ExperimentState
+from nni_manager.domain.experiment import ANSWER_TIMEOUT_S, ExperimentCore, ExperimentState
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.stop_escalation import (
@@ -241,9 +241,7 @@ def test_the_manager_waits_for_a_dispatched_trial_that_may_start_before_its_keep
     assert search.steps() == []
 
 
-def test_a_stopped_experiment_waits_for_the_answer_of_the_tuner_even_if_remaining_data_cannot_be_stored() -> (
-    None
-):
+def test_a_stopped_experiment_waits_30_s_for_the_tuner_even_if_remaining_data_cannot_be_stored() -> None:
     search = SimulatedStops()
     search.experiment.budget.limits = Limits(2, 5, None)
     search.experiment.handle(TimePassed(), 0.0)  # It requests a second trial, and the tuner does not answer.
@@ -251,9 +249,9 @@ def test_a_stopped_experiment_waits_for_the_answer_of_the_tuner_even_if_remainin
     search.handle(JobProcessesEnded("t0"))
     search.pass_time(60)
     assert search.experiment.stops.stalled == ["t0"]
-    assert search.steps() == []
+    assert search.steps() == [(ANSWER_TIMEOUT_S, "Finish")]
     search.handle(TunerExhausted())
-    assert search.steps() == [(60.0, "Finish")]
+    assert search.steps() == [(ANSWER_TIMEOUT_S, "Finish")]
 
 
 def test_results_that_arrive_renew_the_deadline_for_the_remaining_data_of_a_stopped_experiment() -> None:

@@ -67,23 +67,32 @@ def test_an_unreadable_log_hinders_no_other_stream_and_is_read_again_after_a_rec
     assert streams_sent(sender)[-1] is Stream.STDOUT
 
 
-@pytest.mark.parametrize("is_superseded", [False, True])
-def test_a_stream_is_dropped_later_unless_another_stream_has_replaced_it(
-    tmp_path, monkeypatch, is_superseded
+@pytest.mark.parametrize("meanwhile", ["nothing", "another stream", "its end"])
+def test_a_stream_is_dropped_later_unless_it_has_ended_or_another_one_replaced_it(
+    tmp_path, monkeypatch, meanwhile
 ):
-    monkeypatch.setattr(link_module, "DROP_DELAY_S", 0.0)
+    monkeypatch.setattr(link_module, "DROP_DELAY_S", 0.02)
     posted = []
 
     async def scenario():
         settings = KeeperSettings("EXPT", "job", str(tmp_path), "f00d")
         link = ManagerLink(Workspace(tmp_path), settings, posted.append)
-        link._outcome = lambda *_: asyncio.Event().wait()  # the stream stays open
+        ends = asyncio.Event()
+
+        async def outcome(*_):
+            await ends.wait()
+            return LinkLost("it has ended")
+
+        link._outcome = outcome
         link.open(lambda: Hello("1", "EXPT", "job", "main-0", ()))
         link.drop_later("cannot read")
-        if is_superseded:
+        if meanwhile == "another stream":
             link.open(lambda: Hello("1", "EXPT", "job", "main-0", ()))
-        await asyncio.sleep(0.01)
+        elif meanwhile == "its end":
+            ends.set()
+        await asyncio.sleep(0.05)
         await link.close()
 
     asyncio.run(scenario())
-    assert posted == ([] if is_superseded else [LinkLost("cannot read")])
+    causes = {"nothing": ["cannot read"], "another stream": [], "its end": ["it has ended"]}
+    assert posted == [LinkLost(cause) for cause in causes[meanwhile]]

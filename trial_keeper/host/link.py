@@ -234,7 +234,8 @@ class ManagerLink:
         asyncio.get_running_loop().call_later(DROP_DELAY_S, self._drop, self._outgoing, cause)
 
     def _drop(self, outgoing: _SendQueue, cause: str) -> None:
-        if outgoing is self._outgoing and self._task is not None:
+        # A stream that has ended meanwhile has reported that.
+        if outgoing is self._outgoing and self._task is not None and not self._task.done():
             self._task.cancel()
             self._outgoing = self._new_outgoing()
             self._post(LinkLost(cause))

@@ -184,6 +184,8 @@ class ExperimentCore:
         """The permanent refusals since the cluster last accepted a job."""
         self._answers_until_s: float | None = None
         """The deadline of the tuner's answers while the experiment stops; None: it does not stop."""
+        self.ignores_answers = False
+        """True once a stopping experiment waits no longer for the tuner's answers."""
         self._finish: events.Finish | None = None
         """The last `Finish`; None while trials may start."""
 
@@ -266,9 +268,9 @@ class ExperimentCore:
             case events.EarlyStopRequested():
                 return lifecycle.stop_early(event, now_s)
             case events.ParametersSuggested() | events.TunerExhausted() | events.TunerNotReady() if (
-                not self.budget.asked
+                self.ignores_answers
             ):
-                return []  # the answer came after the deadline of a stop
+                return []
             case events.ParametersSuggested():
                 # An error of the tuner in a stopping experiment is not the cause of the trial's end.
                 error = self.error if self.state is ExperimentState.ERROR else ""
@@ -282,7 +284,7 @@ class ExperimentCore:
                 self.budget.note_not_ready(event.sequence_id)
                 return []
             case events.TunerFailed():
-                self.budget.note_unanswered(event.was_asked and self.budget.asked > 0)
+                self.budget.note_unanswered(event.was_asked and not self.ignores_answers)
                 return self._fail(event.message, now_s)
             case events.KeeperIdle():
                 return scheduler.note_idle(event, now_s)
@@ -324,7 +326,8 @@ class ExperimentCore:
     def _begin(self, now_s: float) -> list[Effect]:
         self.error = ""
         self.refusals = 0
-        self.stops.is_stopping, self._answers_until_s = False, None
+        self.stops.is_stopping = self.ignores_answers = False
+        self._answers_until_s = None
         return self.lifecycle.begin(now_s) + self._move(ExperimentEvent.MANAGER_READY, now_s)
 
     def _stop_all(self, at_s: float, now_s: float) -> list[Effect]:
@@ -374,6 +377,7 @@ class ExperimentCore:
 
     def _schedule(self, now_s: float) -> list[Effect]:
         if self._answers_until_s is not None and now_s >= self._answers_until_s:
+            self.ignores_answers = True
             self.budget.note_unanswered(self.budget.asked)
         effects = self.lifecycle.stop_overdue(now_s) + self.scheduler.assign()
         if self.state is ExperimentState.RUNNING:

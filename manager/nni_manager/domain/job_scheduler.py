@@ -141,7 +141,10 @@ class JobScheduler:
             if trial.was_cut_off(event.task):
                 # A keeper that the cluster ends is never idle, so this is its successor: the cluster has started the job again.
                 self.lost.apply(job.job_id, LossEvent.KEEPER_RETURNED, now_s)
-                return [*revoked, events.DispatchTrial(job, trial, event.task)]
+                trial.discard_attempts()
+                waiting = [event.task, *sorted(job.idle_tasks)]  # tasks that the end of this one had stopped
+                job.idle_tasks.clear()
+                return [*revoked, *(events.DispatchTrial(job, trial, task) for task in waiting)]
             if trial.phase_in(event.task) not in HAVE_STARTED:
                 # The keeper has not received the trial: the dispatch was lost with a connection or a manager, or is in transit.
                 return [*revoked, events.DispatchTrial(job, trial, event.task)]

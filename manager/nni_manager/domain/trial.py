@@ -124,6 +124,8 @@ class Trial:
     """What the current run has reported."""
     stop_reason: ExitReason | None = None
     stop_asked_at_s: float | None = None
+    late_stop_reason: ExitReason | None = None
+    """Of a stop after the end of the command: it concerns only an attempt that the cluster may start next; not stored."""
     metrics: tuple[str, ...] = ("default",)
     """The metrics of the objectives, the first one first, and of the constraints; not stored."""
     warning: str = ""
@@ -329,11 +331,21 @@ class Trial:
         is_cut_off = self.state is TrialState.CLOSING and self.run.reason in _CUT_OFF
         return is_cut_off and not self._had_result_at_stop
 
+    @property
+    def is_to_stop(self) -> bool:
+        """True if a stop was requested, before or after the end of its command."""
+        return self.stop_reason is not None or self.late_stop_reason is not None
+
     def was_cut_off(self, task: str) -> bool:
         """True if the trial awaits the end of its job, and its keeper in this task was ended by the cluster."""
         attempt = self.attempts.get(task)
-        end = None if attempt is None else attempt.end
+        end = None if attempt is None or attempt.phase is not AttemptPhase.DELIVERED else attempt.end
         return self.awaits_job_end and end is not None and end.reason in _CUT_OFF
+
+    def discard_attempts(self) -> None:
+        """Let each task start the trial once more: the cluster has started its job again."""
+        for attempt in self.attempts.values():
+            attempt.apply(AttemptReport.DISCARDED)
 
     def lost(self, how: str, *, is_preempted: bool = False) -> list[RegisteredAttempt]:
         """Queue a trial that the cluster lost or preempted for another attempt. Its earlier reports stay stored but do not count.

@@ -177,10 +177,12 @@ class TrialLifecycle:
             trial.began(key, event.at_s, now_s)
         self.scheduler.lost.apply(trial.job_id, LossEvent.KEEPER_RETURNED, now_s)
         self._running.add(trial)
-        stopped_before = trial.stop_reason or (ExitReason.EXPERIMENT_STOPPED if is_stopping else None)
+        stopped_before = trial.stop_reason or trial.late_stop_reason
+        if is_stopping:
+            stopped_before = stopped_before or ExitReason.EXPERIMENT_STOPPED
         if trial.state is TrialState.RUNNING and stopped_before is not None:
             # The cluster started a new attempt of a trial that was to be stopped.
-            trial.stop_reason = None
+            trial.stop_reason = trial.late_stop_reason = None
             return self.stop(trial.trial_id, stopped_before, event.at_s, now_s)
         effects: list[Effect] = [events.SaveTrial(trial)]
         if trial.stop_reason is not None and self.scheduler.reuses_jobs:
@@ -407,7 +409,7 @@ class TrialLifecycle:
     ) -> list[Effect]:
         # A retry of a trial whose command ended by itself would end in the same way.
         ended_by_itself = trial.run.ended is not None and not trial.awaits_job_end
-        may_retry = may_retry and trial.stop_reason is None and not ended_by_itself
+        may_retry = may_retry and not trial.is_to_stop and not ended_by_itself
         if event.reason is ExitReason.PREEMPTED or trial.retries >= self.budget.limits.max_retries:
             may_retry = False
         if not may_retry:
@@ -420,7 +422,7 @@ class TrialLifecycle:
 
     def _may_restart_preempted(self, trial: Trial, event: events.JobTerminated, *, may_retry: bool) -> bool:
         """True for a trial that the cluster has preempted and that neither ended by itself nor was to be stopped."""
-        is_cut_off = trial.stop_reason is None and (trial.run.reason is None or trial.awaits_job_end)
+        is_cut_off = not trial.is_to_stop and (trial.run.reason is None or trial.awaits_job_end)
         is_preempted = event.reason is ExitReason.PREEMPTED and is_cut_off and may_retry
         return is_preempted and trial.preemptions < self.budget.limits.max_preemptions
 
@@ -464,9 +466,8 @@ class TrialLifecycle:
         if trial.stop_reason is not None:
             return []
         if trial.state is not TrialState.STOPPING:
-            # Its command has ended. If the cluster starts it again before its data is stored, the new attempt is to stop.
-            trial.stop_reason = reason
-            return [events.SaveTrial(trial)]
+            trial.late_stop_reason = reason
+            return []
         trial.stop_reason, trial.stop_asked_at_s = reason, trial.stop_asked_at_s or at_s
         if not trial.job_id:
             self.scheduler.remove(trial)

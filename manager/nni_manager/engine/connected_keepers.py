@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 
 from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.trial import Trial
@@ -11,6 +13,9 @@ from nni_manager.engine.snapshot import KeeperSeen
 from trial_keeper.wire.attempt_ids import new_attempt_id, sort_key
 from trial_keeper.wire.messages import Ack, AttemptKey, ManagerMessage, RunTrial, StopTrial, Welcome
 from trial_keeper.wire.reasons import ExitReason
+
+# A keeper reports the attempts that it still knows when it connects: the ones that run or are not stored yet.
+_RECENT = 64
 
 
 class CoalescingQueue(asyncio.Queue[ManagerMessage | None]):
@@ -48,8 +53,8 @@ class ConnectedKeeper:
     version: str
     outgoing: CoalescingQueue = field(default_factory=CoalescingQueue, init=False)
     """The messages to send; None ends the stream."""
-    reported: AttemptKey | None = field(default=None, init=False)
-    """The attempt of its last message about one; None: it has sent none on this stream."""
+    reported: deque[AttemptKey] = field(default_factory=partial(deque, maxlen=_RECENT), init=False)
+    """The attempts whose starts and ends it has reported last on this stream."""
 
 
 class ConnectedKeepers:
@@ -89,9 +94,9 @@ class ConnectedKeepers:
         return self._find(keeper.job_id, keeper.task) is keeper
 
     def reports(self, job_id: str, key: AttemptKey) -> bool:
-        """True if the last report of the connected keeper was about this attempt."""
+        """True if the connected keeper has recently reported the start or the end of this attempt."""
         keeper = self._find(job_id, key.task)
-        return keeper is not None and keeper.reported == key
+        return keeper is not None and key in keeper.reported
 
     # ---- commands
 

@@ -50,8 +50,9 @@ class KeeperSession(ConnectedKeeper):
             OffsetGap: bytes are missing; the keeper must reconnect.
             ProtocolError: the message concerns another keeper's trial, or is a second Hello.
         """
+        if isinstance(message, messages.TrialStarted | messages.TrialEnded):
+            self.reported.append(message.key)
         if hasattr(message, "key"):
-            self.reported = message.key
             self._reported_keys.add(message.key)
         if self._admission.is_open:  # unacknowledged messages are resent to the next manager
             self._ingest.receive(self, message)

@@ -169,10 +169,11 @@ class SharedFiles:
         seed: int | None = None,
         checkpoints: Sequence[Checkpoint] = (),
         result_metrics: tuple[str, ...] = (),
+        keeps_stop: bool = False,
     ) -> None:
         """Write the files that the job of one trial needs; idempotent. Source for parameter.cfg: NNI v3.0 SDK.
 
-        `checkpoints`: see `find_checkpoints`.
+        `checkpoints`: see `find_checkpoints`. `keeps_stop`: the stop request, if there is one, is of the current attempts.
 
         Raises:
             OSError: the storage cannot be written, or another user has created the trial's folder.
@@ -199,7 +200,7 @@ class SharedFiles:
             tuple(checkpoints),
             result_metrics,
         )
-        if folder.stop_json.exists():
+        if folder.stop_json.exists() and not keeps_stop:
             # It concerned an earlier attempt, whose other tasks had ended the trial. Keepers ignore an empty file.
             replace_file(folder.stop_json, b"")
             self._send(folder.stop_json)

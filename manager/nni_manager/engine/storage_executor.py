@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import queue
 import threading
 import time
@@ -23,11 +24,18 @@ class StorageExecutor:
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._is_closed = False
         self._began_at_s: dict[int, float] = {}
         """The start time of each thread's current call, by the number of the thread."""
 
     async def call(self, function: Callable[..., Answer], *arguments: object, **options: object) -> Answer:
-        """Run the function in one of the threads; return its result or raise its exception."""
+        """Run the function in one of the threads; return its result or raise its exception.
+
+        Raises:
+            OSError: this object was closed.
+        """
+        if self._is_closed:
+            raise OSError(errno.ESHUTDOWN, "the experiment was closed meanwhile")
         if not self._threads:
             # Daemon threads, unlike the threads of ThreadPoolExecutor, do not delay the end of the process.
             self._threads = [
@@ -48,6 +56,7 @@ class StorageExecutor:
 
     def close(self) -> None:
         """End the threads that do not hang."""
+        self._is_closed = True
         for _ in self._threads:
             self._calls.put(None)
 

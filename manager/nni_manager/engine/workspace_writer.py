@@ -5,6 +5,7 @@ import logging
 from dataclasses import dataclass
 
 from nni_manager.config.model import ExperimentSpec
+from nni_manager.domain.attempts import AttemptPhase
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.trial import Trial
 from nni_manager.domain.trial_seed import trial_seed
@@ -86,6 +87,8 @@ class WorkspaceWriter:
             trial_seed(self.folder.experiment_id, self.config.tuner.seed, trial.sequence_id),
             checkpoints,
             () if objectives.is_plain else objectives.metrics,
+            # Other tasks have ended the trial, and one that still runs may not have read its stop request.
+            trial.run.reason is not None and trial.has_task_in(AttemptPhase.RUNNING),
         )
         try:
             await self.storage.call(self.files.write_trial, *document)

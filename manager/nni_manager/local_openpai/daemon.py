@@ -181,8 +181,14 @@ class StateFolder:
         self.make()
         # Not in the folder, which has the daemon's own files only.
         path = self.path.with_name(f"{self.path.name}.restart.lock")
-        with opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(opened(path, os.O_RDWR | os.O_CREAT))
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:
+                raise FolderUnusable(
+                    f"cannot lock {path}: {error.strerror}; name another folder with --state-dir, or fix the disk"
+                ) from error
             yield
 
     @contextlib.contextmanager

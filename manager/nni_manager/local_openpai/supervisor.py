@@ -18,7 +18,7 @@ stop the script.
 
 Theory of operation. Each script leads its own session. The supervisor adopts orphans, so all descendants stay below it. When
 the last script has ended, the supervisor kills all descendants. SIGTERM goes to the script's process group; after a grace
-period SIGKILL goes to every descendant. A second SIGTERM ends the grace period. Output passes through pipes, so that the
+period SIGKILL goes to every descendant. Output passes through pipes, so that the
 supervisor can mask secrets and rotate files.
 """
 
