@@ -19,6 +19,7 @@ from real_experiment import wait_until
 
 from nni_manager.training_services.remote import frames, machine_jobs
 from nni_manager.training_services.remote.machine_jobs import MachineJobs
+from nni_manager.training_services.remote.machine_server import MachineServer
 from trial_keeper import __version__, processes
 
 WAITS = 'touch "$TRIAL_KEEPER_JOB_ID.started"; read -r line < gate; exit "$line"'
@@ -200,6 +201,36 @@ def test_a_job_ends_with_its_keeper_and_has_no_exit_code_if_its_shell_was_killed
     release(server, 3)
     end = server.next_end()["job"]
     assert (end["has_ended"], end["exit_code"]) == (True, None)
+
+
+def test_the_end_of_a_keeper_is_reported_if_it_ends_while_the_death_of_its_shell_is_handled(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    reads, writes = os.pipe()
+    with open(writes, "wb") as output, open(reads, "rb") as reported:
+        machine = MachineServer(output)
+        root = Path(machine.do_open("k", "EXPT", is_manager=False)["root"])
+        machine.do_put(WAITS.encode(), "run.sh", 0, "new-0", is_last=True)
+        os.mkfifo(root / "jobs/gate")
+        state = machine.do_start("job", {"TRIAL_KEEPER_JOB_ID": "job"})["jobs"]["job"]
+        open_pidfd = MachineJobs.open_pidfd
+
+        def open_after_its_end(jobs, job_id):
+            monkeypatch.setattr(MachineJobs, "open_pidfd", open_pidfd)
+            (root / "jobs/gate").write_text("3\n")
+            wait_until(lambda: processes.is_dead(state["pid"]), "the keeper has ended")
+            return open_pidfd(jobs, job_id)
+
+        monkeypatch.setattr(MachineJobs, "open_pidfd", open_after_its_end)
+        threading.Thread(target=machine._report_ends, daemon=True).start()
+        processes.kill(processes.ProcessStat.of(state["pid"]).parent)
+        answer = frames.read_frame(reported).header
+        assert (answer["ended"], answer["job"]["has_ended"], answer["job"]["exit_code"]) == (
+            "job",
+            True,
+            None,
+        )
 
 
 def test_the_keeper_receives_a_signal_and_a_kill_ends_all_processes_of_the_job(server):

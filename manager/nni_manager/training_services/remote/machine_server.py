@@ -237,12 +237,15 @@ class MachineServer:
         """Kill the processes that a job has left."""
         reap_job(Workspace(self._root), job_id, trial_ids)
 
-    def _watch(self, job_id: str) -> None:
+    def _watch(self, job_id: str) -> bool:
+        """Let the next change of a job's state be reported. False: it has ended."""
         if job_id in self._watched.values():
-            return
-        if (descriptor := self._jobs.open_pidfd(job_id)) is not None:
+            return True
+        descriptor = self._jobs.open_pidfd(job_id)
+        if descriptor is not None:
             self._watched[descriptor] = job_id
             self._ends.register(descriptor, select.EPOLLIN)
+        return descriptor is not None
 
     def _report_ends(self) -> None:
         try:
@@ -261,8 +264,9 @@ class MachineServer:
                     os.close(descriptor)
                     self._shells = [shell for shell in self._shells if shell.poll() is None]
                     state = self._jobs.state(job_id)
-                    if not state.has_ended:
-                        self._watch(job_id)  # its shell was killed, and the keeper runs
+                    # If its shell was killed, the keeper runs. It may end before it is watched.
+                    while not state.has_ended and not self._watch(job_id):
+                        state = self._jobs.state(job_id)
                 if state.has_ended:
                     self._send({"ended": job_id, "job": state.to_json()})
 
