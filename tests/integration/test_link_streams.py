@@ -162,7 +162,7 @@ async def reopen(folder, ticks):
             while len(brought) < 1 + len(chunks) or servicer.open_streams > 1:
                 await asyncio.sleep(0)
             assert brought == [HELLO, *chunks]
-            link.drop("enough")
+            link._drop(link._outgoing, "enough")
 
 
 def test_closing_a_link_during_its_opening_leaves_no_stream(tmp_path):
