@@ -222,6 +222,7 @@ def test_hello_names_a_trial_that_starts_while_the_keeper_connects(tmp_path):
 async def start_while_connecting(folder):
     servicer, running = Recording(), []
     is_accepted, may_continue = asyncio.Event(), asyncio.Event()
+    accepted = []
 
     async def copy(source, target):
         while data := await source.read(1024):
@@ -229,11 +230,16 @@ async def start_while_connecting(folder):
         target.close()
 
     async def accept(reader, writer):
+        accepted.append(asyncio.current_task())
         is_accepted.set()
         await may_continue.wait()
         host, _, port = address.rpartition(":")
         others = await asyncio.open_connection(host, port)
-        await asyncio.gather(copy(reader, others[1]), copy(others[0], writer))
+        try:
+            await asyncio.gather(copy(reader, others[1]), copy(others[0], writer))
+        finally:
+            others[1].transport.abort()
+            writer.transport.abort()
 
     async with a_link_to(servicer, folder) as (link, events):
         workspace = Workspace(folder)
@@ -248,6 +254,10 @@ async def start_while_connecting(folder):
         may_continue.set()
         assert isinstance(await events.get(), Welcome)
         slow.close()
+        for task in accepted:
+            task.cancel()
+        await asyncio.gather(*accepted, return_exceptions=True)
+        await asyncio.sleep(0)  # the connections are closed in the next iteration of the loop
     assert servicer.streams == [[replace(HELLO, attempts=tuple(running))]]
 
 
