@@ -233,6 +233,17 @@ def test_the_end_of_a_keeper_is_reported_if_it_ends_while_the_death_of_its_shell
         )
 
 
+def test_a_job_whose_files_were_removed_is_reported_no_more_and_the_server_answers(server):
+    pid = server.start()["pid"]
+    Path(server.root, "jobs/job.json").unlink()
+    processes.kill(processes.ProcessStat.of(pid).parent)
+    release(server, 3)
+    assert server.state("job")["is_known"] is False
+    assert server.start("other")["pid"]
+    release(server, 4)
+    assert server.next_end()["ended"] == "other"
+
+
 def test_the_keeper_receives_a_signal_and_a_kill_ends_all_processes_of_the_job(server):
     server.put("run.sh", b"trap '' TERM; sleep 1000 & echo ready; wait; wait")
     pid = server.start()["pid"]

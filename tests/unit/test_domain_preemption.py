@@ -249,18 +249,19 @@ def test_the_trial_of_a_preempted_reused_job_restarts_in_another_job():
     assert len(search.submitted) == 2
 
 
-def a_cut_off_trial(tasks=1):
-    """A reused job whose keepers the cluster has ended; all their data is stored."""
-    completion = Completion((TaskRole("main", tasks, min_succeeded_tasks=-1),))
+def a_cut_off_trial(*reasons):
+    """A reused job whose tasks have ended for these reasons; all their data is stored."""
+    names = [f"main-{task}" for task in range(len(reasons))]
+    completion = Completion((TaskRole("main", len(reasons), min_succeeded_tasks=-1),))
     search = SimulatedReuse(concurrency=1, max_trials=1, reports_preemption=True, completion=completion)
-    for task in range(tasks):
-        search.idle(task=f"main-{task}")
-    for task in range(tasks):
-        search.start("t0", task=f"main-{task}")
-    for task in range(tasks):
-        key = search.next_attempt("t0", f"main-{task}")
-        search.handle(AttemptEnded(TrialEnded(key, JOB_LOST, 143, 20.0, 30.0, {})))
-        search.deliver("t0", f"main-{task}")
+    for name in names:
+        search.idle(task=name)
+    for name in names:
+        search.start("t0", task=name)
+    for name, reason in zip(names, reasons, strict=True):
+        key = search.next_attempt("t0", name)
+        search.handle(AttemptEnded(TrialEnded(key, reason, 143, 20.0, 30.0, {})))
+        search.deliver("t0", name)
     assert search.trial("t0").state is TrialState.CLOSING
     return search
 
@@ -268,7 +269,7 @@ def a_cut_off_trial(tasks=1):
 @pytest.mark.parametrize("is_requeued", [True, False])
 @pytest.mark.parametrize("is_resumed", [True, False])
 def test_a_reused_job_that_the_cluster_starts_again_continues_its_trial(is_requeued, is_resumed):
-    search = a_cut_off_trial()
+    search = a_cut_off_trial(JOB_LOST)
     if is_requeued:
         search.handle(JobRequeued("env-0"))
     if is_resumed:
@@ -287,7 +288,7 @@ def test_a_reused_job_that_the_cluster_starts_again_continues_its_trial(is_reque
 
 
 def test_each_task_of_a_restarted_job_gets_its_trial_again_but_not_a_task_that_had_ended_by_itself():
-    search = a_cut_off_trial(tasks=2)
+    search = a_cut_off_trial(JOB_LOST, JOB_LOST)
     before = len(search.dispatched)
     search.idle(task="main-1")
     search.idle(task="main-0")
@@ -341,16 +342,7 @@ def test_a_job_whose_processes_have_ended_is_not_given_up_while_its_files_are_re
 
 @pytest.mark.parametrize("other_is_idle_first", [True, False])
 def test_a_restarted_job_runs_its_trial_also_in_the_tasks_that_the_lost_task_had_stopped(other_is_idle_first):
-    role = TaskRole("main", 2, min_succeeded_tasks=-1)
-    search = SimulatedReuse(max_trials=1, reports_preemption=True, completion=Completion((role,)))
-    for task in ("main-0", "main-1"):
-        search.idle(task=task)
-        search.start("t0", task=task)
-    for task, reason in (("main-0", JOB_LOST), ("main-1", ExitReason.TRIAL_OVER)):
-        key = search.next_attempt("t0", task)
-        search.handle(AttemptEnded(TrialEnded(key, reason, 143, 20.0, 30.0, {})))
-        search.deliver("t0", task)
-    assert search.trial("t0").state is TrialState.CLOSING
+    search = a_cut_off_trial(JOB_LOST, ExitReason.TRIAL_OVER)
     before = len(search.dispatched)
     tasks = ["main-1", "main-0"] if other_is_idle_first else ["main-0", "main-1"]
     for task in tasks:

@@ -5,6 +5,7 @@ import types
 
 import pytest
 from attempts import attempt_id
+from deadlines import DEADLINE_S
 
 from trial_keeper.core.events import LinkLost
 from trial_keeper.core.replication import SendChunk
@@ -71,7 +72,7 @@ def test_an_unreadable_log_hinders_no_other_stream_and_is_read_again_after_a_rec
 def test_a_stream_is_dropped_later_unless_it_has_ended_or_another_one_replaced_it(
     tmp_path, monkeypatch, meanwhile
 ):
-    monkeypatch.setattr(link_module, "DROP_DELAY_S", 0.02)
+    monkeypatch.setattr(link_module, "DROP_DELAY_S", 0.0 if meanwhile == "nothing" else DEADLINE_S)
     posted = []
 
     async def scenario():
@@ -85,12 +86,15 @@ def test_a_stream_is_dropped_later_unless_it_has_ended_or_another_one_replaced_i
 
         link._outcome = outcome
         link.open(lambda: Hello("1", "EXPT", "job", "main-0", ()))
+        dropped = link._outgoing
         link.drop_later("cannot read")
         if meanwhile == "another stream":
             link.open(lambda: Hello("1", "EXPT", "job", "main-0", ()))
         elif meanwhile == "its end":
             ends.set()
-        await asyncio.sleep(0.05)
+        while not posted and meanwhile != "another stream":
+            await asyncio.sleep(0)
+        link._drop(dropped, "cannot read")  # when the delay is over
         await link.close()
 
     asyncio.run(scenario())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ def sorted_by(trials: Sequence[Trial], column: str, *, is_descending: bool) -> S
 
 def _is_empty(value: Any) -> bool:
     """True for a value that has no place in an order: none at all, and NaN."""
-    return value is None or value != value  # noqa: PLR0124 - only NaN differs from itself
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _rank(value: Any) -> tuple[bool, int | float, str]:

@@ -111,9 +111,8 @@ class Experiments:
             return kept.line
         try:
             return kept.line | {"best": self._curve(folder).thinned(SPARKLINE_POINTS)}
-        except (
-            NniManagerError
-        ) as error:  # it was deleted meanwhile, or its store is busy: it must not hide the others
+        except NniManagerError as error:
+            # It was deleted meanwhile, or its store is busy: it must not hide the others.
             return kept.line | {"problem": str(error)}
 
     def _curve(self, folder: ExperimentFolder) -> Curve:

@@ -265,7 +265,7 @@ class MachineServer:
                     self._shells = [shell for shell in self._shells if shell.poll() is None]
                     state = self._jobs.state(job_id)
                     # If its shell was killed, the keeper runs. It may end before it is watched.
-                    while not state.has_ended and not self._watch(job_id):
+                    while state.is_known and not state.has_ended and not self._watch(job_id):
                         state = self._jobs.state(job_id)
                 if state.has_ended:
                     self._send({"ended": job_id, "job": state.to_json()})
