@@ -127,6 +127,17 @@ def a_stored_experiment(folder, experiment_id):
     return found
 
 
+def a_config(folder):
+    return ExperimentConfig(
+        "local",
+        trial_command="true",
+        trial_concurrency=1,
+        search_space={"x": {"_type": "uniform", "_value": [0, 1]}},
+        tuner={"name": "Random"},
+        experiment_working_directory=str(folder),
+    )
+
+
 def test_an_experiment_is_found_only_by_its_full_id(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     a_stored_experiment(tmp_path, "digits10")
@@ -144,18 +155,29 @@ def test_an_experiment_id_in_use_is_refused_even_in_a_different_folder(tmp_path,
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     first = a_stored_experiment(tmp_path / "first", "digits1")
-    config = ExperimentConfig(
-        "local",
-        trial_command="true",
-        trial_concurrency=1,
-        search_space={"x": {"_type": "uniform", "_value": [0, 1]}},
-        tuner={"name": "Random"},
-        experiment_working_directory="second",
-    )
+    config = a_config("second")
     with pytest.raises(UserError, match=f"{first.path} has this id; choose another id, or resume it"):
         Experiment(config, id="digits1").start("auto")
     assert Registry.of_user().all() == [first]
     assert not (tmp_path / "second").exists()
+
+
+def test_an_id_that_another_process_has_just_taken_is_refused_and_that_experiment_is_kept(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    make = ExperimentFolder.make
+
+    def make_second(folder, storage):
+        monkeypatch.setattr(ExperimentFolder, "make", make)
+        a_stored_experiment(folder.path.parent, folder.experiment_id)
+        make(folder, storage)
+
+    monkeypatch.setattr(ExperimentFolder, "make", make_second)
+    config = a_config(tmp_path / "new")
+    with pytest.raises(UserError, match="new/digits1 has this id; choose another id, or resume it"):
+        Experiment(config, id="digits1").start("auto")
+    assert Experiment(id="digits1").get_status() == "INITIALIZED"
 
 
 def test_errors_about_the_command_and_the_port_use_the_names_of_the_python_api(tmp_path, monkeypatch):

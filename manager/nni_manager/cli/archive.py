@@ -38,7 +38,7 @@ from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.errors import InternalError, UserError
 from nni_manager.store.copying import copy_store
 from nni_manager.store.errors import TableMissing
-from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.folders import ExperimentExists, ExperimentFolder, Registry
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.torn_files import NOT_WHOLE
 from nni_manager.store.untrusted_store import copy_tables
@@ -218,9 +218,9 @@ def load(path: Path, locations: Locations, limits: ArchiveLimits = LIMITS) -> Lo
                 )
             has_its_code = _fill(folder, config, part, limits, path)
             Registry.of_user().add(folder)
+        except ExperimentExists as error:  # another command has just created it
+            raise _exists(path, name) from error
         except FileExistsError as error:
-            if str(error.filename) == str(folder.path):
-                raise _exists(path, name) from error  # another command has just created it
             shutil.rmtree(folder.path, ignore_errors=True)
             raise UserError(
                 f"cannot load {path}: {error.filename} exists already; name another shared storage with --storage"

@@ -24,7 +24,7 @@ from nni_manager.client.preflight import ports_are_free
 from nni_manager.config.key_names import key_of
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import CANNOT_LISTEN, NniManagerError, UserError
-from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
+from nni_manager.store.folders import ExperimentExists, ExperimentFolder, ManagerProcess, Registry
 from nni_manager.support.plain_text import escaped
 from nni_manager.support.web_server_options import WebServerOptions
 from trial_keeper.frozen_dataclass import dataclass
@@ -72,7 +72,8 @@ def create_experiment(
 
     Raises:
         ManagerFailed: the manager did not become ready.
-        UserError: the experiment's folder cannot be created, or exists already.
+        ExperimentExists: the id is in use.
+        UserError: the experiment's folder cannot be created.
     """
     from nni_manager.engine.ids import EXPERIMENT_ID_LENGTH, new_id
     from nni_manager.store.writer import Store
@@ -87,9 +88,7 @@ def create_experiment(
     # Job names contain the id, and the registry holds one entry per id.
     for known in (*Registry.of_user().all(), folder):
         if known.experiment_id == experiment_id and known.path.exists():
-            raise UserError(
-                f"cannot create experiment {experiment_id}: {known.path} has this id; choose another id, or resume it"
-            )
+            raise ExperimentExists(known)
     try:
         try:
             folder.make(platform_of(config).storage_here())
@@ -120,6 +119,8 @@ def create_experiment(
             is_new=True,
             parent_death_pipe=parent_death_pipe,
         )
+    except ExperimentExists:  # another process has just created it
+        raise
     except BaseException:
         with deferred_interrupts():
             platform_of(config).remove_from_share(folder.workspace)

@@ -32,6 +32,16 @@ class ExperimentUnknown(UserError):
     """cannot find the experiment; `nnictl experiment list --all` lists all experiments"""
 
 
+class ExperimentExists(UserError):
+    """cannot create the experiment: a folder has its id; choose another id, or resume that experiment"""
+
+    def __init__(self, folder: ExperimentFolder) -> None:
+        name = folder.experiment_id
+        super().__init__(
+            f"cannot create experiment {name}: {folder.path} has this id; choose another id, or resume it"
+        )
+
+
 class ExperimentLocked(UserError):
     """cannot own the experiment: another manager owns it; stop that manager first"""
 
@@ -189,10 +199,13 @@ class ExperimentFolder:
         too, until a manager opens it: see `set_access`.
 
         Raises:
-            FileExistsError: the folder exists already.
+            ExperimentExists: the folder exists already. Whoever created it may be using it, so do not remove it.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.mkdir(mode=0o700)
+        try:
+            self.path.mkdir(mode=0o700)
+        except FileExistsError as error:
+            raise ExperimentExists(self) from error
         for folder in (self.database.parent, self.log, self.jobs):
             folder.mkdir()
         if storage is not None:
