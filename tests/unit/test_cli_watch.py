@@ -90,6 +90,17 @@ def test_the_watch_log_gets_one_line_per_change_and_no_line_for_elapsed_time(cap
     assert err == "WARNING: trial aB3dE failed: exit code 1: ModuleNotFoundError: No module named 'torch'\n"
 
 
+@pytest.mark.parametrize(
+    ("status", "errors"), [("ERROR", ["one"]), ("ERROR", ["one", "two", "three"]), ("STOPPED", ["one"])]
+)
+def test_each_error_of_an_experiment_is_printed_once_in_the_log_or_in_the_verdict(capsys, status, errors):
+    ended = a_summary(status, errors=errors)
+    watch._Lines().show(ended)
+    said = capsys.readouterr().err.splitlines()
+    assert said == ([f"WARNING: {each}" for each in errors] if errors != ["one"] or status != "ERROR" else [])
+    assert ("one" in str(watch.verdict(ended))) == (status == "ERROR")
+
+
 def logged(capsys, *counts):
     """The fields for ended and for running trials in each line of the watch log, after the given trial counts by state."""
     lines = watch._Lines()

@@ -153,7 +153,10 @@ class _Lines:
             # Once per reason: usually the same bug in a script affects all of its trials.
             self._printed.add(valueless["message"])
             output.warning(f"trial {valueless['id']} succeeded without a value: {valueless['message']}")
-        for problem in [summary["problem"], *summary["errors"]]:
+        errors = summary["errors"]
+        # The verdict contains a single error.
+        shown_here = [] if summary["status"] == "ERROR" and len(errors) == 1 else errors
+        for problem in [summary["problem"], *shown_here]:
             if problem and problem not in self._printed:
                 self._printed.add(problem)
                 output.warning(outline(problem))
