@@ -1,18 +1,25 @@
 """The supervisor of a container, without a cluster."""
 
+import asyncio
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from deadlines import DEADLINE_S
 
+from nni_manager.local_openpai.container_runtime import ContainerRuntime
+from nni_manager.local_openpai.core.job import ContainerEnded, ContainerStarted
 from nni_manager.local_openpai.fork_server import ProcessNotStarted, SupervisorForkServer, program
+from nni_manager.local_openpai.settings import ClusterSettings
 from nni_manager.local_openpai.supervisor import BEGUN, FORKS, claim
+from trial_keeper.processes import ProcessIdentity
 
 SETPRIV = shutil.which("setpriv")
 USER_NAMESPACES = (
@@ -22,6 +29,27 @@ USER_NAMESPACES = (
 )
 # A bind mount with these fields is optional: if it fails, the task runs without it.
 PLAIN = {"size_mb": 0, "is_required": False}
+
+
+def a_spec(folder, script, **changed):
+    """Write the files of a container that runs the script."""
+    folder.mkdir(parents=True)
+    (folder / "user.sh").write_text(script)
+    spec = {
+        "stages": [["user", str(folder / "user.sh")]],
+        "environ": dict(os.environ),
+        "work_dir": str(folder),
+        "logs": str(folder.parents[1] / "logs"),
+        "log_file_bytes": 10**6,
+        "old_log_files": 2,
+        "grace_s": 5.0,
+        "secrets": [],
+        "sandbox": None,
+        "mounts": [],
+        **changed,
+    }
+    (folder / "spec.json").write_text(json.dumps(spec))
+    return folder
 
 
 def forked(folder, before=()):
@@ -37,23 +65,7 @@ def container(tmp_path):
     """Return a function that runs a script in a container and returns the container's exit record."""
 
     def run(script, before=(), mounts=(), **spec):
-        folder = tmp_path / "containers/c"
-        folder.mkdir(parents=True)
-        (folder / "user.sh").write_text(script)
-        document = {
-            "stages": [["user", str(folder / "user.sh")]],
-            "environ": dict(os.environ),
-            "work_dir": str(folder),
-            "logs": str(tmp_path / "logs"),
-            "log_file_bytes": 10**6,
-            "old_log_files": 2,
-            "grace_s": 5.0,
-            "secrets": [],
-            "sandbox": None,
-            "mounts": list(mounts),
-            **spec,
-        }
-        (folder / "spec.json").write_text(json.dumps(document))
+        folder = a_spec(tmp_path / "containers/c", script, mounts=list(mounts), **spec)
         assert forked(folder, before) == BEGUN
         deadline_s = time.monotonic() + DEADLINE_S
         while not (folder / "exit.json").exists():
@@ -181,6 +193,59 @@ def test_a_killed_fork_server_is_replaced(tmp_path):
         starter._process.kill()
         starter._process.wait()
     starter.close()
+
+
+class _Unanswered(SupervisorForkServer):
+    """A fork server that is killed between a fork and its answer."""
+
+    def start(self, folder):
+        super().start(folder)
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("fault", ["no answer", "no descriptor", "no supervisor"])
+def test_a_container_has_ended_only_if_its_supervisor_does_not_run(tmp_path, monkeypatch, fault):
+    """A job that is reported as ended starts again elsewhere, so its containers must have ended."""
+    open_pidfd, refusals = ProcessIdentity.open_pidfd, [OSError(errno.EMFILE, "Too many open files")]
+
+    def refused_once(identity):
+        if refusals:
+            raise refusals.pop()
+        return open_pidfd(identity)
+
+    def start_supervisor(_plan, effect):
+        folder = a_spec(tmp_path / "containers" / effect.task.container_id, f"echo ran; cat {tmp_path}/gate")
+        if fault == "no supervisor":
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        return runtime._starter.start(folder)
+
+    async def run():
+        runtime.start(
+            SimpleNamespace(debug_id="d", role=lambda _: SimpleNamespace(mangled_name="r")),
+            SimpleNamespace(task=SimpleNamespace(role="r", container_id="c")),
+        )
+        first = await asyncio.wait_for(queue.get(), DEADLINE_S)
+        if fault == "no supervisor":
+            assert isinstance(first, ContainerEnded)
+            assert "cannot start the container's supervisor: [Errno 32] Broken pipe" in first.exit.diagnostics
+        else:
+            assert first == ContainerStarted("c")
+            assert queue.empty()
+            await asyncio.to_thread((tmp_path / "gate").write_text, "")
+            ended = await asyncio.wait_for(queue.get(), DEADLINE_S)
+            assert (ended.container_id, ended.exit.code) == ("c", 0)
+        await runtime.close()
+
+    queue = asyncio.Queue()
+    monkeypatch.setattr("nni_manager.local_openpai.container_runtime._NEXT_TRY_S", 0.01)
+    if fault == "no descriptor":
+        monkeypatch.setattr(ProcessIdentity, "open_pidfd", refused_once)
+    os.mkfifo(tmp_path / "gate")
+    runtime = ContainerRuntime(ClusterSettings(state_dir=tmp_path), queue.put_nowait)
+    runtime._start_supervisor = start_supervisor
+    if fault == "no answer":
+        runtime._starter = _Unanswered()
+    asyncio.run(run())
 
 
 def test_a_task_ends_with_exit_code_127_and_a_logged_cause_if_it_cannot_start(container, said):

@@ -52,6 +52,7 @@ _DOCUMENT_BYTES = 1 << 20
 # Starting a process blocks for 1 to 2 ms, so a few threads are enough.
 _THREADS = 4
 _SUPERVISOR_DELAY_S = 20.0
+_NEXT_TRY_S = 1.0
 SSHD = "/usr/sbin/sshd"
 
 
@@ -153,9 +154,12 @@ class ContainerRuntime:
         try:
             process = await self._in_thread(self._start_supervisor, plan, effect)
         except (OSError, ProcessNotStarted) as error:
-            problem = f"cannot start the container's supervisor: {error}; free memory, disk space or processes on this machine"
-            self._ended(container_id, TaskExit(exits.NOT_CREATED, diagnostics=problem))
-            return
+            # If the fork server was killed, the supervisor may run nevertheless.
+            process = await self._in_thread(_running_supervisor, self._paths.containers / container_id)
+            if process is None:
+                problem = f"cannot start the container's supervisor: {error}; free memory, disk space or processes here"
+                self._ended(container_id, TaskExit(exits.NOT_CREATED, diagnostics=problem))
+                return
         self._watch(container_id, process)
 
     def _start_supervisor(self, plan: JobPlan, effect: StartContainer) -> dict[str, Any]:
@@ -242,8 +246,17 @@ class ContainerRuntime:
 
     def _watch(self, container_id: str, process: dict[str, Any]) -> None:
         """Watch exactly this process, or report its end if the process has exited."""
-        container = self._containers[container_id]
-        container.descriptor = ProcessIdentity.from_json(process).open_pidfd()
+        container = self._containers.get(container_id)
+        if container is None:  # closed meanwhile
+            return
+        try:
+            container.descriptor = ProcessIdentity.from_json(process).open_pidfd()
+        except OSError as error:
+            logger.warning(
+                "cannot watch container %s yet: %s; end other programs", container_id, error.strerror
+            )
+            asyncio.get_running_loop().call_later(_NEXT_TRY_S, self._watch, container_id, process)
+            return
         self._report(ContainerStarted(container_id))
         if container.descriptor is None:
             self._note_end(container_id)
@@ -379,6 +392,15 @@ def _process_of(folder: Path) -> dict[str, Any] | None:
         return None
     document = _document(folder, supervisor.PROCESS)
     return None if document == unstarted else document
+
+
+def _running_supervisor(folder: Path) -> dict[str, Any] | None:
+    """Identity of a running supervisor whose start was not reported. None if there is none; none starts later, then."""
+    with contextlib.suppress(OSError, *NOT_WHOLE):
+        process = _process_of(folder)
+        if process is not None and ProcessIdentity.from_json(process).is_alive:
+            return process
+    return None
 
 
 def _document(folder: Path, name: str) -> dict[str, Any]:
