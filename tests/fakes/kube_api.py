@@ -112,7 +112,7 @@ class KubeApi:
     # ---- for tests
 
     def misbehave(self, how, times=1, *, at=("", ""), retry_after=None):
-        """Make the next `times` calls fail as `how` says: with a status, or by "drop", "conflict" or "hang".
+        """Make the next `times` calls fail as `how` says: with a status, or by "drop", "conflict", "page STATUS" or "hang".
 
         `at` restricts the fault to calls of this verb and plural. A status may have a reason and a message. A hanging call
         continues when `is_hung` is set.
@@ -507,6 +507,10 @@ class _Answering(BaseHTTPRequestHandler):
         if how in ("drop", "hang"):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        if isinstance(how, str) and how.startswith("page "):
+            status, page = int(how.removeprefix("page ")), b"<html><body>Sign in</body></html>"
+            self._send_bytes(status, page, "text/html", {})
             return
         if how == "conflict":
             raise Refused(409, "Conflict", "Operation cannot be fulfilled: the object has been modified")

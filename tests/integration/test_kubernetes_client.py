@@ -173,6 +173,23 @@ def test_an_object_is_missing_only_if_the_cluster_says_so(cluster, server):
     cluster.delete(OUR_SECRETS, "default", "a")
 
 
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (200, "log in to the gateway in front of it"),
+        (403, "a server in front of Kubernetes answers 403, <html>"),
+    ],
+)
+def test_a_refusal_of_a_server_in_front_of_the_cluster_is_no_refusal_of_the_cluster(
+    cluster, server, status, told
+):
+    """A proxy whose login has expired, or a firewall, answers with a page instead of a Status."""
+    server.api.misbehave(f"page {status}", 3)
+    with pytest.raises(ClusterUnavailable, match=told):
+        cluster.create(OUR_SECRETS, "default", a_secret("a"))
+    cluster.create(OUR_SECRETS, "default", a_secret("a"))
+
+
 def test_long_lists_are_read_page_by_page(cluster, server, monkeypatch):
     monkeypatch.setattr("nni_manager.training_services.kubernetes.api.PAGE_OBJECTS", 2)
     for number in range(5):

@@ -337,8 +337,10 @@ class Kubernetes:
 
     def _document(self, content: bytes, what: str) -> Document:
         if (found := _parsed(content)) is None:
-            raise UserError(
-                f"cannot {what}: {self.login.address} is not a Kubernetes API server; correct your kubeconfig file"
+            # Perhaps the login page of a gateway, so the call is retried.
+            raise ClusterUnavailable(
+                f"cannot {what}: {self.login.address} does not answer as a Kubernetes API server; correct its address in "
+                f"{self.login.where}, or log in to the gateway in front of it"
             )
         return found
 
@@ -401,6 +403,11 @@ def _error(status: int, content: bytes, what: str) -> NniManagerError:
         case 401:
             return Unauthenticated(
                 f"cannot {what}: Kubernetes rejects the login; renew the login in your kubeconfig file"
+            )
+        case 403 if document.get("kind") != "Status":
+            return ClusterUnavailable(
+                f"cannot {what}: a server in front of Kubernetes answers {status}, {message}; the call is retried; if this "
+                "persists, check the server's address, the proxy and the VPN"
             )
         case 403 if _QUOTA_EXCEEDED in message:
             return QuotaExceeded(
