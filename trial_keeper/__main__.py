@@ -190,11 +190,15 @@ def _run_keeper(settings: KeeperSettings) -> int:
             lambda text: _complain(f"trial-keeper: {text}"),
         )
     if settings.trial_id is None:
+        if reaper is not None:
+            reaper.wait_for_start()
         if settings.mount:
             check_writing(written_folder(workspace, None))
         check_version(settings, workspace)
     else:
         trial = read_trial(workspace, settings.trial_id, settings.command)
+        if reaper is not None:
+            reaper.wait_for_start()
         if settings.mount:
             check_writing(written_folder(workspace, settings.trial_id))
         key, folder = claim_attempt(workspace, settings, settings.trial_id, task)

@@ -158,6 +158,27 @@ die()
     wait_until(lambda: not living_children(), "the trial has ended")
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_keeper_without_room_for_its_guard_asks_for_room(tmp_path, processes):
+    """The guard is a fork of a fork of the keeper. The limit counts the processes of a user, here of one with no others."""
+    program = f"""
+import resource
+from trial_keeper.errors import KeeperRetryableError
+if os.getuid() == 0:
+    os.setresuid(*[100_000 + os.getpid()] * 3)
+resource.setrlimit(resource.RLIMIT_NPROC, ({processes}, {processes}))
+try:
+    OrphanReaper().wait_for_start()
+except KeeperRetryableError as error:
+    sys.exit(str(error))
+"""
+    said = play(tmp_path, program)
+    assert said.stderr == (
+        "cannot start the process that ends the trial of a killed keeper: Resource temporarily unavailable; "
+        "raise the limits on processes, memory and open files here, or run fewer trials at a time\n"
+    )
+
+
 # ---- processes that the manager ends without keeper and guard
 
 

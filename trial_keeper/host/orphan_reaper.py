@@ -8,17 +8,19 @@ without waiting for the reaper.
 """
 
 import contextlib
+import errno
 import mmap
 import os
 import signal
 from collections.abc import Collection, Iterable
 
-from trial_keeper.host.process import end_marked
+from trial_keeper.host.process import end_marked, exhausted
 
 # Space for two paths and some numbers. There are two slots, so that a keeper that dies during a write leaves the previous
 # instruction intact.
 _SLOT_BYTES = 16 * 1024
 _LENGTH_BYTES = 4
+_WHAT = "the process that ends the trial of a killed keeper"
 
 
 class OrphanReaper:
@@ -30,12 +32,20 @@ class OrphanReaper:
     """
 
     def __init__(self) -> None:
+        """Start it.
+
+        Raises:
+            KeeperRetryableError: processes, memory or open files are exhausted.
+        """
         self._slots = mmap.mmap(-1, 1 + 2 * _SLOT_BYTES)
         self._markers: tuple[str, ...] = ()
         self._sessions: tuple[int, ...] = ()
-        read_end, self._pipe = os.pipe()
-        self._pid_reader, pid_writer = os.pipe()
-        self._between = os.fork()
+        try:
+            read_end, self._pipe = os.pipe()
+            self._pid_reader, pid_writer = os.pipe()
+            self._between = os.fork()
+        except OSError as error:
+            raise exhausted(_WHAT, error) from error
         if self._between == 0:
             code = 1
             try:
@@ -53,10 +63,18 @@ class OrphanReaper:
         """The reaper's pid, once it has started."""
 
     def wait_for_start(self) -> None:
-        """Return once the reaper is nobody's child. Both forks take milliseconds, in which the keeper prepares the trial."""
+        """Return once the reaper is nobody's child. Both forks take milliseconds, in which the keeper reads the trial.
+
+        Raises:
+            KeeperRetryableError: processes or memory are exhausted.
+        """
         os.waitpid(self._between, 0)
         with open(self._pid_reader, "rb") as file:
-            self.pid = int(file.read() or b"0")
+            pid = file.read()
+        if not pid:
+            error = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            raise exhausted(_WHAT, error)
+        self.pid = int(pid)
 
     def watch(self, markers: Iterable[str], sessions: Collection[int] = ()) -> None:
         """Set the processes to kill after the keeper's death: those with these markers and those in these sessions."""

@@ -47,6 +47,14 @@ _HIGHEST_OOM_SCORE = 1000
 _EXHAUSTED = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
+def exhausted(what: str, error: OSError) -> KeeperRetryableError:
+    """The error for a process that cannot be started, because this machine has no more processes, memory or open files."""
+    return KeeperRetryableError(
+        f"cannot start {what}: {error.strerror}; raise the limits on processes, memory and open files here, or run "
+        "fewer trials at a time"
+    )
+
+
 class TrialProcess:
     """A child of this process that leads a session, with everything it started. Only one may exist at a time.
 
@@ -113,7 +121,7 @@ class TrialProcess:
         try:
             gate, release = os.pipe()
         except OSError as error:
-            raise _exhausted(error) from error
+            raise exhausted("the trial's command", error) from error
         try:
             with _raised_oom_score():
                 popen = _popen(command, code_dir, environ, gate, stdout, stderr)
@@ -330,13 +338,6 @@ def _set_oom_score(process: str, score: int) -> None:
         write_all(os.open(f"/proc/{process}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), b"%d" % score)
 
 
-def _exhausted(error: OSError) -> KeeperRetryableError:
-    return KeeperRetryableError(
-        f"cannot start the trial's command: {error.strerror}; raise the limits on processes, memory and open files here, or run "
-        "fewer trials at a time"
-    )
-
-
 def _popen(
     command: str, code_dir: str, environ: Mapping[str, str], gate: int, stdout: Path, stderr: Path
 ) -> subprocess.Popen[bytes]:
@@ -369,7 +370,7 @@ def _popen(
             )
         except OSError as error:
             if error.errno in _EXHAUSTED:
-                raise _exhausted(error) from error
+                raise exhausted("the trial's command", error) from error
             raise CommandNotStarted(
                 f"cannot start bash for the command {shown} in {code_dir}: {error.strerror}; "
                 "use an image with bash, a code folder that this user may enter, and a command below 128 KiB"

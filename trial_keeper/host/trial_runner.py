@@ -344,8 +344,6 @@ class TrialRunner:
         """Adopt orphans from now on: the first registered process may leave some."""
         if not self._adopts_orphans:
             self._adopts_orphans = True
-            if self._reaper is not None:
-                self._reaper.wait_for_start()
             adopt_orphans()
 
 
