@@ -12,6 +12,9 @@ import inspect
 class NniManagerError(Exception):
     """cannot continue; see the manager's log for the cause"""
 
+    exit_code = 1
+    """The exit code of a command that ends with this error."""
+
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or inspect.cleandoc(type(self).__doc__ or NniManagerError.__doc__ or ""))
 

@@ -326,7 +326,7 @@ def test_an_experiment_in_the_foreground_runs_to_the_end_and_leaves_no_process(p
 def test_nnictl_create_prints_the_error_of_the_script_if_no_trial_succeeds(place, nnictl):
     (place / "train.py").write_text("import no_such_module_here\n")
     done = nnictl("create", "--config", "config.yml", "--foreground", "--port", "auto")
-    assert done.returncode == 1
+    assert done.returncode == 3
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ERROR: cannot finish experiment ")
     assert "none of 3 trials succeeded; the last one (" in last
@@ -340,7 +340,7 @@ def test_nnictl_create_prints_the_error_of_the_script_if_no_trial_succeeds(place
 def test_nnictl_create_prints_a_remedy_if_no_trial_reports_a_final_result(place, nnictl):
     (place / "train.py").write_text("print('trained')\n")
     done = nnictl("create", "--config", "config.yml", "--foreground", "--port", "auto")
-    assert done.returncode == 1
+    assert done.returncode == 3
     warning, error = done.stderr.splitlines()
     assert warning.startswith("WARNING: trial ")
     assert error.startswith("ERROR: cannot find a best trial of experiment ")

@@ -205,6 +205,26 @@ def test_a_restarted_service_adopts_the_trials_after_a_crash_of_its_manager(plac
     assert ended(again, scaled_s(seconds_of(EXPERIMENT, "TimeoutStopSec")))[1] == ""
 
 
+def test_a_stopped_experiment_ends_its_service_with_success(place, service):
+    """With another exit code, systemd would resume an experiment that its user has just stopped."""
+    experiment = RealExperiment(place / "made", ENDLESS, maxTrialNum=1, experiment_id="SERVICE1")
+    experiment.create()
+    Registry.of_user().add(experiment.folder)
+    process = service(command_of(EXPERIMENT, i="SERVICE1"))
+    follow(process)
+    subprocess.run([BIN / "nnictl", "stop", "SERVICE1"], env=environ_of(place), check=True, timeout=scaled_s(120))
+    assert settings_of(EXPERIMENT)["SuccessExitStatus"] == [str(process.wait(scaled_s(60)))]
+
+
+def test_a_failed_experiment_ends_its_service_for_good(place, service):
+    experiment = RealExperiment(place / "made", "import no_such_module\n", maxTrialNum=1)
+    experiment.create()
+    Registry.of_user().add(experiment.folder)
+    process = service(command_of(EXPERIMENT, i="TESTEXPT"))
+    assert settings_of(EXPERIMENT)["RestartPreventExitStatus"] == [str(process.wait(scaled_s(60)))]
+    assert "No module named 'no_such_module'" in process.stderr.read()
+
+
 def test_a_finished_experiment_ends_its_service_with_success(place, service):
     train = "import nni_sdk\nnni_sdk.report_final_result(nni_sdk.get_next_parameter()['x'])\n"
     experiment = RealExperiment(place / "made", train, maxTrialNum=1)

@@ -69,7 +69,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line, and return its exit code. Each user error is one line on stderr, with exit code 1."""
+    """Run a command line, and return its exit code. Each user error is one line on stderr."""
     words = arguments
     try:
         words = translated(cli, arguments)
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
         # An invalid file has one line for each error.
         for line in str(error).splitlines() if hasattr(error, "diagnostics") else [str(error)]:
             output.error(line)
-        return 1
+        return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except OSError as error:

@@ -13,7 +13,7 @@ from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.manager_client import ManagerClient, ManagerUnresponsive
 from nni_manager.client.results import duration_s
 from nni_manager.domain.message_summary import why_it_ended
-from nni_manager.errors import NniManagerError, RetryableError, UserError
+from nni_manager.errors import RetryableError, UserError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,6 +38,19 @@ _STATE_LABELS = {
 _COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "ERROR": "red", "DONE": "green"}
 # A busy manager answers sooner; after this time it is stuck.
 _MANAGER_TIMEOUT_S = 30.0
+
+
+class ExperimentFailed(UserError):
+    """cannot finish the experiment: it ended with an error or without a result; its log names the cause"""
+
+    # A service manager must not start it again, as after a crash of the manager.
+    exit_code = 3
+
+
+class ExperimentStopped(ExperimentFailed):
+    """cannot finish the experiment: it was stopped; resume it"""
+
+    exit_code = 130  # as after Ctrl-C
 
 
 def follow(
@@ -324,14 +337,14 @@ def _show_front(summary: Summary) -> None:
     output.plain()
 
 
-def verdict(summary: Summary) -> NniManagerError | None:
+def verdict(summary: Summary) -> ExperimentFailed | None:
     """The error that describes why the experiment failed; None if it is DONE and at least one trial has a value."""
     name = summary["id"]
     if summary["status"] == "ERROR":
         errors = "\n".join(filter(str.strip, summary["errors"]))
-        return UserError(f"cannot finish experiment {name}: {outline(errors or 'it failed')}")
+        return ExperimentFailed(f"cannot finish experiment {name}: {outline(errors or 'it failed')}")
     if summary["status"] == "STOPPED":
-        return UserError(
+        return ExperimentStopped(
             f"cannot finish experiment {name}: it was stopped after {of_all(summary)} trials; "
             f"`nnictl resume {name}` resumes it"
         )
@@ -339,24 +352,24 @@ def verdict(summary: Summary) -> NniManagerError | None:
         return None
     valueless = summary["latestWithoutResult"]
     if valueless is not None:
-        return UserError(
+        return ExperimentFailed(
             f"cannot find a best trial of experiment {name}: none of {ended(summary)} trials has a value; "
             f"the last one that succeeded ({valueless['id']}): {valueless['message']}"
         )
     failures = summary["latestFailures"]
     succeeded = summary["counts"].get("SUCCEEDED", 0)
     if succeeded and summary.get("constraints"):
-        return UserError(
+        return ExperimentFailed(
             f"cannot find a best trial of experiment {name}: each of {succeeded} results violates a constraint "
             f"({', '.join(summary['constraints'])}); loosen it, or run more trials"
         )
     if not failures:
-        return UserError(
+        return ExperimentFailed(
             f"cannot finish experiment {name}: none of {ended(summary)} trials succeeded, and none failed; "
             f"`nnictl trial ls {name}` shows how each ended"
         )
     trial = failures[0]
-    return UserError(
+    return ExperimentFailed(
         f"cannot finish experiment {name}: none of {ended(summary)} trials succeeded; the last one ({trial['id']}): "
         f"{why(trial)}; `nnictl log trial {name} --trial-id {trial['id']} --stream stderr` shows its full stderr"
     )
