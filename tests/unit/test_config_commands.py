@@ -61,11 +61,20 @@ def test_config_check_warns_of_missing_gpus_and_programs_for_local_trials(nnictl
         (
             {"searchSpace": {"x": {"_type": "uniform", "_value": {"2024-01-01": 1}}}},
             1,
-            "{datetime.date(2024, 1, 1): 1}",
+            '{"2024-01-01": 1}',
         ),
-        ({"initialTrials": [{"x": "2024-01-01"}]}, 0, "2024-01-01"),
+        (
+            {"initialTrials": [{"x": "2024-01-01"}]},
+            1,
+            'cannot use initialTrials[0].x: "2024-01-01" is not a JSON value; put it in quotes',
+        ),
+        (
+            {"tuner": {"className": "a.B", "classArgs": {"a": {"2024-01-01": ["2024-01-01"]}}}},
+            1,
+            'cannot use tuner.classArgs.a.2024-01-01[0]: "2024-01-01" is not a JSON value',
+        ),
     ],
-    ids=["unknown user", "date as key", "date"],
+    ids=["unknown user", "date as key", "date", "date in an argument"],
 )
 def test_config_check_names_what_is_no_json_and_whose_home_is_unknown(
     nnictl, here, changes, expected_code, error
@@ -140,7 +149,8 @@ def test_a_missing_claim_name_is_a_warning_for_config_check_but_an_error_for_nni
     code, _, err = nnictl("config", "check", "claim.yml")
     assert code == 0
     expected = (
-        "cannot use pvc in claim.yml: the claim has no name, by which containers mount it; write e.g. pvc: {"
+        "cannot use the claim in claim.yml: it has no name, by which containers mount it; write e.g. "
+        "claimName: nni below trainingService.storage"
     )
     assert expected in err
     code, _, err = nnictl("create", "--config", "claim.yml", "--port", "auto")

@@ -406,14 +406,18 @@ def test_an_advisor_becomes_the_tuner_of_the_experiment(write, diagnostics):
             "experiment.yml:1: cannot read experiment.yml: could not determine",
         ),
         ("a: &a [*a]\n", "experiment.yml:1: cannot read experiment.yml: an anchor contains itself"),
-        ("a: 2024-99-99\n", "experiment.yml: cannot read experiment.yml: month must be in 1..12"),
-        ("a: !!int\n", "experiment.yml:1: cannot read experiment.yml: the value is not of type int; fix"),
-        ("a: !!float\n", "experiment.yml:1: cannot read experiment.yml: the value is not of type float"),
         (
-            "a: !!bool maybe\n",
-            "experiment.yml:1: cannot read experiment.yml: the value is not of type bool",
+            "a: 1\nb: 2024-99-99\n",
+            'experiment.yml:2: cannot read experiment.yml: "2024-99-99" is not a valid timestamp; correct it, or put',
         ),
-        ("a: !!timestamp x\n", "experiment.yml:1: cannot read experiment.yml: the value is not of type"),
+        ("a: !!int\n", 'experiment.yml:1: cannot read experiment.yml: "" is not a valid int; correct it'),
+        ("a: !!int x\n", 'experiment.yml:1: cannot read experiment.yml: "x" is not a valid int'),
+        ("a: 0x_\n", 'experiment.yml:1: cannot read experiment.yml: "0x_" is not a valid int'),
+        ("a: !!float\n", 'experiment.yml:1: cannot read experiment.yml: "" is not a valid float'),
+        ("a: !!bool maybe\n", 'experiment.yml:1: cannot read experiment.yml: "maybe" is not a valid bool'),
+        ("a: !!timestamp x\n", 'experiment.yml:1: cannot read experiment.yml: "x" is not a valid timestamp'),
+        ('a: "\\ud800"\n', "experiment.yml:1: cannot read experiment.yml: half of a surrogate pair is not a"),
+        ('? "\\ud800"\n: a\n', "experiment.yml:1: cannot read experiment.yml: half of a surrogate pair is"),
         ("a: \x07\n", "experiment.yml: cannot read experiment.yml: unacceptable character"),
         ("a: " + "[" * 5000, "experiment.yml:1: cannot read experiment.yml: it has more than 100 levels"),
         (b"a: 1\nb: \xff\n", "experiment.yml:2: cannot read experiment.yml: byte 8 is not UTF-8"),
@@ -444,6 +448,17 @@ def test_numbers_with_an_exponent_are_parsed_as_numbers(diagnostics):
     assert "trialConcurrency: 0.0001 is not" in line
 
 
+def test_json_with_comments_or_a_last_comma_is_read_as_yaml_with_a_warning(write, tmp_path):
+    config = read_experiment_file(write())
+    (tmp_path / "search_space.json").write_text(SPACE[:-1] + ", # the rate\n}")
+    lenient = read_experiment_file(tmp_path / "experiment.yml")
+    assert lenient.search_space == config.search_space
+    (warning,) = set(lenient.warnings) - set(config.warnings)
+    assert warning.startswith(
+        "search_space.json is read as YAML, as in NNI, because it is not JSON at column "
+    )
+
+
 @pytest.mark.parametrize(
     ("space", "sentence"),
     [
@@ -452,7 +467,7 @@ def test_numbers_with_an_exponent_are_parsed_as_numbers(diagnostics):
             "search_space.json:1: cannot read search_space.json: not JSON at column 2, Expecting property name",
         ),
         ("", "search_space.json:1: cannot read search_space.json: not JSON at column 1"),
-        ('{"lr":\n nope}', "search_space.json:2: cannot read search_space.json: not JSON at column 2"),
+        ('{"lr":\n nope, [}', "search_space.json:2: cannot read search_space.json: not JSON at column 2"),
         ("[]", "search_space.json:1: cannot use the search space: [] is not a mapping"),
         ("{}", "search_space.json:1: cannot use the search space: it names no hyper-parameter"),
         (

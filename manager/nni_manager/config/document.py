@@ -10,10 +10,19 @@ from typing import Any
 
 import yaml
 
-from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, KeyPath, folded, key_of
+from nni_manager.config.diagnostics import (
+    MAX_DIAGNOSTICS,
+    ConfigInvalid,
+    Diagnostic,
+    KeyPath,
+    folded,
+    key_of,
+    shown,
+)
 from nni_manager.config.dialect import OF_FILES, Dialect, Keys
 from nni_manager.config.platforms import PLATFORMS
 from nni_manager.support.yaml_reader import (
+    LONE_SURROGATE,
     TAGS,
     PositionedLoader,
     Tree,
@@ -43,13 +52,19 @@ class _Loader(PositionedLoader):
     max_levels = MAX_LEVELS
 
     def scalar(self, node: yaml.ScalarNode) -> Any:
-        """The value of a scalar. PyYAML raises other errors if a scalar does not match its explicit tag, such as `!!int`."""
+        """The value of a scalar. PyYAML raises other errors for one such as 2024-02-30, or `!!int x`."""
         try:
-            return super().scalar(node)
-        except (AttributeError, IndexError, KeyError) as error:
+            value = super().scalar(node)
+        except (AttributeError, IndexError, KeyError, ValueError) as error:
             kind = node.tag.rpartition(":")[2]
-            problem = f"the value is not of type {kind}; fix the YAML there"
+            problem = f"{shown(node.value)} is not a valid {kind}; correct it, or put text in quotes"
             raise Unreadable(problem, node.start_mark) from error
+        return self.text(node) if isinstance(value, str) else value
+
+    def key(self, node: yaml.ScalarNode) -> tuple[str, Any]:
+        """The key as written, e.g. `on` or `1`: JSON, in which experiments are stored, has no others."""
+        text = self.text(node)
+        return text, text
 
     def construct_number(self, node: yaml.ScalarNode) -> int:
         """A whole number of at most 1,024 bits."""
@@ -149,11 +164,6 @@ def read_yaml(path: Path) -> Document:
         raise _refused(
             path, f"cannot read {path.name}: {' '.join(str(error).split())}; fix the YAML there"
         ) from error
-    except ValueError as error:
-        # A scalar in the form of a date or number with an invalid value, such as 2024-99-99.
-        raise _refused(
-            path, f"cannot read {path.name}: {error}; put text in the form of a date or number in quotes"
-        ) from error
     if tree.root is None:
         raise _refused(path, f"cannot read {path.name}: the file is empty; write the keys of the experiment")
     return _document(path, tree.value, tree)
@@ -175,6 +185,11 @@ def read_json(path: Path, most_bytes: int = MAX_BYTES) -> Document:
         raise _refused(path, f"cannot read {path.name}: {error}; write a finite number") from error
     except RecursionError as error:
         raise _refused(path, f"cannot read {path.name}: it is nested too deeply; make it flatter") from error
+    try:
+        # An escape can be half of a surrogate pair.
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise _refused(path, f"cannot read {path.name}: {LONE_SURROGATE}") from error
     if _is_too_deep(value):
         raise _refused(path, f"cannot read {path.name}: it is nested too deeply; make it flatter")
     if len(text) > _MAX_BYTES_WITH_LINES:

@@ -5,6 +5,7 @@ One class reads a file: all checks share the list of diagnostics and the paths t
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +16,21 @@ from nni_manager.config.algorithm_reading import AlgorithmReading
 from nni_manager.config.algorithms import ASSESSOR_ARGS
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
-from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, KeyPath, ref, shown
+from nni_manager.config.diagnostics import (
+    MAX_DIAGNOSTICS,
+    ConfigInvalid,
+    Diagnostic,
+    KeyPath,
+    leaves,
+    ref,
+    shown,
+)
 from nni_manager.config.document import Document, read_json, read_yaml
+from nni_manager.config.keys import ALGORITHMS
 from nni_manager.config.platform_file import file_of
 from nni_manager.config.platforms import PLATFORMS, THIS_MACHINE
 from nni_manager.config.schema import check
-from nni_manager.config.search_space import SearchSpace, read_search_space
+from nni_manager.config.search_space import SearchSpace, is_json, read_search_space
 from nni_manager.config.v1 import from_v1
 from nni_manager.config.v2 import from_v2, is_v2
 
@@ -133,6 +143,18 @@ class _ExperimentReading(AlgorithmReading):
         self.platform = file(self)
         self.is_annotated = False
 
+    def _refuse_other_than_json(self) -> None:
+        """Refuse dates, bytes and infinities where any value may be: training code and classes of users get JSON."""
+        reported = {each.key for each in self.diagnostics}
+        open_values: dict[KeyPath, Any] = {("initialTrials",): self.raw.get("initialTrials")}
+        for section in ALGORITHMS:
+            open_values[section, "classArgs"] = self.within(section).get("classArgs")
+        for above, values in open_values.items():
+            for key_path, value in leaves(values, above):
+                if not is_json(value) and self.document.dialect.key(key_path) not in reported:
+                    why = f"{shown(value)} is not a JSON value; put it in quotes, or write a finite number"
+                    self.refuse(key_path, why)
+
     def experiment(self) -> model.ExperimentSpec:
         """The experiment. Each step collects diagnostics and continues, so that one pass reports all of them."""
         file, diagnostics = check(self.platform.schema, self.document.value, self.document)
@@ -143,6 +165,7 @@ class _ExperimentReading(AlgorithmReading):
         self._warn_of_ignored_args(class_args)
         self._check_warm_start(class_args)
         assessor_args = self._checked_args("assessor", ASSESSOR_ARGS)
+        self._refuse_other_than_json()
         if class_args is not None:
             self._warn_of_directions(class_args, assessor_args)
         uses_annotation = self.raw.get("useAnnotation") is True
@@ -237,15 +260,31 @@ class _ExperimentReading(AlgorithmReading):
         if not path.exists():
             self.refuse(key_path, f"there is no file {path}; create it or fix the path")
             return {}, None
+        # Messages show the path as typed, relative to the experiment file.
+        shown_path = self.path.parent / Path(str(written)).expanduser()
         try:
-            # Messages show the path as typed, relative to the experiment file.
-            shown_path = self.path.parent / Path(str(written)).expanduser()
             document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(shown_path)
         except ConfigInvalid as error:
-            self.diagnostics += error.diagnostics
-            return {}, None
+            document = self._as_yaml(shown_path, error)
+            if document is None:
+                self.diagnostics += error.diagnostics
+                return {}, None
         self.diagnostics += document.diagnostics
         return self._checked_space(document.value, document)
+
+    def _as_yaml(self, path: Path, error: ConfigInvalid) -> Document | None:
+        """The file if it is YAML, such as JSON with comments or a last comma. NNI reads both, whatever the file is called."""
+        if not isinstance(error.__cause__, json.JSONDecodeError):
+            return None
+        try:
+            document = read_yaml(path)
+        except ConfigInvalid:
+            return None
+        if not isinstance(document.value, Mapping):
+            return None
+        why = error.diagnostics[0].message.partition(": ")[2]
+        self.warn(f"{path.name} is read as YAML, as in NNI, because it is {why}")
+        return document
 
     def _checked_space(
         self, raw: Any, document: Document, above: KeyPath = ()

@@ -282,7 +282,7 @@ class _Reader:
 
     def _option(self, path: Path, key: str, value: Any) -> Any | Nested:
         if not (isinstance(value, dict) and "_name" in value):
-            if not _is_json(value):
+            if not is_json(value):
                 remedy = "put it in quotes, or write a finite number"
                 self.refuse(path, f"{key}: {shown(value)} is not a JSON value", remedy)
             return value
@@ -354,12 +354,12 @@ def _reasons_against(
             yield what, f"write a larger q or use {kind[1:]}"
 
 
-def _is_json(value: Any) -> bool:
+def is_json(value: Any) -> bool:
     """True if JSON can represent this value. YAML also has dates, bytes, sets, infinities and keys of any type."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(inner) for key, inner in value.items())
+        return all(isinstance(key, str) and is_json(inner) for key, inner in value.items())
     if isinstance(value, list):
-        return all(map(_is_json, value))
+        return all(map(is_json, value))
     return value is None or isinstance(value, bool | str) or _is_number(value)
 
 

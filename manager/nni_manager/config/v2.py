@@ -6,6 +6,7 @@ Source: NNI v2.10, nni/experiment/config.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -156,7 +157,8 @@ class _FromV2(Translation):
             return "1h"
         if found and found[1].isdigit():
             return f"{int(found[1])}{found[2].lower()}"
-        return f"{max(1, round(seconds))}s"
+        # NNI rounds up, too. The inner rounding is for products such as 1.1 * 60.
+        return f"{math.ceil(round(seconds, 6))}s"
 
     def answer(self, key_path: Keys, here: KeyPath, item: Any) -> str | None:
         """The hint for an unknown key."""

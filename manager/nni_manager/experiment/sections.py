@@ -606,7 +606,7 @@ class ExperimentFields(ConfigBase):
     """The time after which no more trials are started. Value: a whole number and one of s, m, h, d. Default: no
     limit."""
     max_trial_number: int | None = None
-    """The number of trials to start, including failed ones. Value: a whole number from 1 to 99999. Default: no
+    """The number of trials to start, including failed ones. Value: a whole number from 1 to 999999999. Default: no
     limit."""
     max_trial_duration: Seconds | None = None
     """The maximum duration of one trial; then it is stopped. Value: a whole number and one of s, m, h, d. Default: no

@@ -45,6 +45,9 @@ _PLAIN_PROBLEMS = {
 _DETECTED_LATE = ("could not find expected ':'", "end of stream", "<stream end>")
 
 
+LONE_SURROGATE = "half of a surrogate pair is not a character; remove it"
+
+
 class Unreadable(yaml.MarkedYAMLError):
     """A text that cannot be a value. `problem` ends with the remedy."""
 
@@ -139,6 +142,13 @@ class PositionedLoader(yaml.SafeLoader):
     def scalar(self, node: yaml.ScalarNode) -> Any:
         """Returns the value of a scalar."""
         return self.construct_object(node, deep=True)
+
+    def text(self, node: yaml.ScalarNode) -> str:
+        """Returns the text of a scalar. The two halves of a surrogate pair become one character."""
+        try:
+            return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError as error:
+            raise Unreadable(LONE_SURROGATE, node.start_mark) from error
 
     def key(self, node: yaml.ScalarNode) -> tuple[str, Any]:
         """Returns the name of a key, for paths, and its value."""

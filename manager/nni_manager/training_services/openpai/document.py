@@ -132,11 +132,7 @@ class _Loader(yaml_reader.PositionedLoader):
 
     def scalar(self, node: yaml.ScalarNode) -> Any:
         """The value of a scalar."""
-        text = _whole(node.value)
-        if text is None:
-            raise yaml_reader.Unreadable(
-                "half of a surrogate pair is not a character; remove it", node.start_mark
-            )
+        text = self.text(node)
         try:
             is_plain = node.tag in (_PLAIN, f"{yaml_reader.TAGS}merge")
             return resolved(text) if is_plain else explicitly(node.tag.removeprefix(yaml_reader.TAGS), text)
@@ -230,14 +226,6 @@ class _Loader(yaml_reader.PositionedLoader):
     def _peek_without_question_mark(self, index: int = 0) -> str:
         found: str = yaml.reader.Reader.peek(self, index)
         return "x" if found == "?" else found
-
-
-def _whole(text: str) -> str | None:
-    """Joins the surrogate pairs that JSON escapes produce; None if one half is missing."""
-    try:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16")
-    except UnicodeDecodeError:
-        return None
 
 
 def _refused(file: str, problem: str, line: int, column: int) -> ProtocolInvalid:
