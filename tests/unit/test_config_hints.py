@@ -5,6 +5,7 @@ file uses.
 import json
 
 import pytest
+from openpai_jobs import JOB
 
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.reader import read_experiment_file
@@ -45,7 +46,7 @@ def read(tmp_path):
         # JSON values are valid YAML.
         lines = [f"{json.dumps(key)}: {json.dumps(value)}\n" for key, value in keys.items()]
         (tmp_path / "experiment.yml").write_text("".join(lines))
-        (tmp_path / "job.yml").touch()
+        (tmp_path / "job.yml").write_text(json.dumps(JOB))
         space = space or {"lr": {"_type": "uniform", "_value": [0, 1]}}
         (tmp_path / "space.json").write_text(json.dumps(space))
         return read_experiment_file(tmp_path / "experiment.yml")

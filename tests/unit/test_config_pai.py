@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import tls_files
+from openpai_jobs import JOB, WORKER, a_job, text_of
 
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import ExperimentSpec
@@ -212,7 +213,8 @@ def test_resource_numbers_in_the_trial_section_override_the_openpai_section(writ
 
 
 def test_a_job_file_replaces_the_resource_keys_and_is_stored_with_the_experiment(write, tmp_path):
-    (tmp_path / "job.yml").write_text("name: x\n")
+    job = text_of(JOB)
+    (tmp_path / "job.yml").write_text(job)
     text = PAGE[PAGE.index("  command:") : PAGE.index("  codeDir:")]
     needless = (
         "gpuNum: 0",
@@ -223,10 +225,21 @@ def test_a_job_file_replaces_the_resource_keys_and_is_stored_with_the_experiment
     )
     changed = {text: "  paiConfigPath: job.yml\n", **{f"  {line}\n": "" for line in needless}}
     config = read_experiment_file(write(changed))
-    assert (config.cluster.job_file, config.cluster.job_text) == (tmp_path / "job.yml", "name: x\n")
+    assert (config.cluster.job_file, config.cluster.job_text) == (tmp_path / "job.yml", job)
     assert config.trial_command == ""
     assert isinstance(config.cluster.job_file, Path)
     assert ExperimentSpec.from_json(config.to_json()) == config
+
+
+def test_each_error_of_a_job_file_is_an_error_of_the_experiment_file(write, tmp_path):
+    (tmp_path / "job.yml").write_text(text_of(a_job(((*WORKER, "instances"), 0), taskRole={})))
+    with pytest.raises(ConfigInvalid) as refused:
+        read_experiment_file(
+            write({"  paiStorageConfigName": "  paiConfigPath: job.yml\n  paiStorageConfigName"})
+        )
+    told = [str(each).removeprefix(f"{tmp_path}/") for each in refused.value.diagnostics]
+    assert [each.partition(": ")[0].partition(":")[0] for each in told] == ["job.yml"] * 2
+    assert "cannot use taskRole" in told[1]
 
 
 def test_the_certificates_of_a_cluster_are_stored_as_an_absolute_path(write, tmp_path):

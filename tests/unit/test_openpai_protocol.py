@@ -267,6 +267,8 @@ def test_a_key_without_effect_causes_a_warning():
         ((*WORKER, "taskRetryCount"), 2),
         (("prerequisites", 2, "plugin"), f"{PLUGINS}.cmd"),
         (("prerequisites", 2, "failurePolicy"), "skip"),
+        (("prerequisites", 3, "plugin"), "cmd"),
+        (("prerequisites", 1, "callbacks"), []),
         deployments=[{"name": "x", "taskRoles": {"workr": {}}}],
         extras={
             "gangAllocation": "false",
@@ -282,6 +284,8 @@ def test_a_key_without_effect_causes_a_warning():
         "extras.hivedScheduler.taskRoles.work has no effect: there is no such task role; did you mean worker? (known: worker)",
         "extras.com.microsoft.pai.runtimeplugin[0].taskroles[0] has no effect: there is no such task role; use one of worker",
         'extras.hivedScheduler.jobPriorityClass has no effect: there is no priority class "high"; use crit, prod, test, oppo',
+        f"prerequisites[1].callbacks has no effect: there is no plugin that runs them; write plugin: {PLUGINS}.cmd beside it",
+        f'prerequisites[3].plugin has no effect: there is no plugin "cmd"; write {PLUGINS}.cmd',
         "extras.jobStatusChangeNotification.suceeded has no effect: there is no such change; did you mean succeeded? "
         "(known: running, succeeded, stopped, failed, retried)",
         'failurePolicy "skip" counts as fail; write fail or ignore',

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
-from nni_manager.config.diagnostics import KeyPath, ref
+from nni_manager.config.diagnostics import Diagnostic, KeyPath, ref
 from nni_manager.config.dialect import SERVICE, Keys
 from nni_manager.config.experiment_schema import (
     IMAGE,
@@ -286,6 +286,18 @@ class OpenpaiFile(PlatformFile):
             self.reading.report(
                 key_path, f"cannot read {ref(key_path)} {self._job_file}: {why}; name an OpenPAI job file"
             )
+            return
+        # Imported here: most experiments have no job file.
+        from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
+        from nni_manager.training_services.openpai.protocol import parse
+
+        try:
+            parse(self._job_text, str(self._job_file))
+        except ProtocolInvalid as error:
+            self.reading.diagnostics += [
+                Diagnostic(each.file, each.line, each.column, each.key, each.message)
+                for each in error.diagnostics
+            ]
 
     def cluster(self, file: OpenpaiExperimentKeys) -> PaiConfig:
         """The cluster and its jobs."""

@@ -18,6 +18,7 @@ from nni_manager.training_services.openpai.schema import (
     CHANGES,
     JOB_SCHEMA,
     PLUGIN_KEYS,
+    PLUGINS,
     PREREQUISITE_TYPES,
     PROTOTYPE,
     RUNTIME_PLUGINS,
@@ -170,6 +171,7 @@ class _SemanticRules:
         yield from self._names_of_no_role()
         yield from self._names_that_clusters_change()
         yield from self._idle_scheduler_values()
+        yield from self._idle_prerequisites()
         for key in _mapping(self._extras.get("jobStatusChangeNotification")):
             if key not in CHANGES:
                 remedy = remedy_for_unknown(key, CHANGES)
@@ -206,6 +208,17 @@ class _SemanticRules:
                 key = key_of((*path, "uri"))
                 message = f"{key} stays as it is: OpenPAI fills in no template there; write the image's name"
                 yield self._document.diagnostic((*path, "uri"), message)
+
+    def _idle_prerequisites(self) -> Iterator[ProtocolDiagnostic]:
+        """The runtime ignores a plugin's name without the prefix, which the names in `extras` do not have."""
+        for path, item in self._prerequisites:
+            plugin = item.get("plugin")
+            if isinstance(plugin, str) and not plugin.startswith(f"{RUNTIME_PLUGINS}."):
+                remedy = f"write {RUNTIME_PLUGINS}.{plugin if plugin in PLUGINS else PLUGINS[0]}"
+                yield self._no_effect((*path, "plugin"), f"no plugin {shown(plugin)}", remedy)
+            elif plugin is None and "callbacks" in item:
+                remedy = f"write plugin: {RUNTIME_PLUGINS}.cmd beside it"
+                yield self._no_effect((*path, "callbacks"), "no plugin that runs them", remedy)
 
     def _names_of_no_role(self) -> Iterator[ProtocolDiagnostic]:
         named: list[tuple[Path, str]] = []
