@@ -87,13 +87,13 @@ def test_search_returns_the_best_trial_and_a_data_frame_and_figures(place):
 
 
 def test_search_can_maximize_and_returns_no_best_trial_if_there_are_no_results(place):
-    tuner = AlgorithmConfig(name="GridSearch")
+    tuner = AlgorithmConfig(name="gridsearch", class_args=None)
     space = {"x": {"_type": "choice", "_value": [1, 2, 3]}}
     found = search(
         lambda parameters: parameters["x"], space, tuner=tuner, maximize=True, experiment_name="three"
     )
     assert (found.best.parameters, found.best.value) == ({"x": 3}, 3)
-    assert tuner.class_args == {}, "the caller's object is not changed"
+    assert tuner.class_args is None, "the caller's object is not changed"
     assert found.experiment.get_experiment_profile()["params"]["experimentName"] == "three"
     with pytest.raises(
         UserError, match="cannot evaluate the importance of parameters: 3 trials have a number"
@@ -113,7 +113,7 @@ def test_search_can_maximize_and_returns_no_best_trial_if_there_are_no_results(p
 
 
 @pytest.mark.parametrize(
-    "assessor", ["Medianstop", AlgorithmConfig(name="Medianstop")], ids=["name", "config"]
+    "assessor", ["medianstop", AlgorithmConfig(name="Medianstop", class_args=None)], ids=["name", "config"]
 )
 def test_an_assessor_stops_the_trials_with_larger_losses_if_search_minimizes(place, assessor):
     most_s = scaled_s(20.0)
@@ -130,7 +130,7 @@ def test_an_assessor_stops_the_trials_with_larger_losses_if_search_minimizes(pla
     )
     assert dict(zip(found.trials.x, found.trials.state, strict=True)) == {1: "SUCCEEDED", 9: "EARLY_STOPPED"}
     if isinstance(assessor, AlgorithmConfig):
-        assert assessor.class_args == {}, "the caller's object is not changed"
+        assert assessor.class_args is None, "the caller's object is not changed"
 
 
 def test_search_uses_another_port_if_8080_is_taken(place):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, DEFAULT_TUNER
+from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, DEFAULT_TUNER, name_of
 from nni_manager.config.diagnostics import folded
 from nni_manager.errors import UserError
 from nni_manager.experiment.config import ExperimentConfig
@@ -189,14 +189,24 @@ def _set_direction(config: ExperimentConfig, proposer: AlgorithmConfig, *, maxim
                 "cannot use maximize=True together with the tuner's optimize_mode 'minimize'; remove one of them"
             )
         mode = given or mode
-        if proposer.class_name is None and (proposer.name or DEFAULT_TUNER) in CLASS_ARGS:
+        if proposer.class_name is None and _is_built_in("tuner", proposer, CLASS_ARGS):
             proposer.class_args = {**proposer.class_args, "optimize_mode": mode}
         elif not given:
             # The arguments of a user's own class are its own.
             config.objectives = [{"metric": "default", "mode": mode}]
-    if str(config.assessor.name) in ASSESSOR_ARGS and isinstance(config.assessor.class_args, Mapping):
+    if isinstance(config.assessor.class_args, Mapping) and _is_built_in(
+        "assessor", config.assessor, ASSESSOR_ARGS
+    ):
         # Medianstop and Curvefitting would otherwise maximize, as in NNI, and stop the best trials.
         config.assessor.class_args = {"optimize_mode": mode, **config.assessor.class_args}
+
+
+def _is_built_in(
+    kind: Literal["tuner", "assessor"], algorithm: AlgorithmConfig, known: Collection[str]
+) -> bool:
+    """True if the name is one of `known`, in any spelling that the reader accepts."""
+    name = (algorithm.name or DEFAULT_TUNER) if kind == "tuner" else algorithm.name
+    return isinstance(name, str) and name_of(kind, name, algorithm.class_args) in known
 
 
 def _proposer(kind: str, chosen: Algorithm | None, seed: int | None) -> AlgorithmConfig:
@@ -215,10 +225,13 @@ def _copied(chosen: Algorithm | None) -> AlgorithmConfig:
     """The configuration of an algorithm: a copy, since the direction of the search is added to it."""
     match chosen:
         case AlgorithmConfig():
-            return dataclasses.replace(chosen)
+            copied = dataclasses.replace(chosen)
         case Mapping():
-            return AlgorithmConfig(**chosen)
-    return AlgorithmConfig(name=chosen)
+            copied = AlgorithmConfig(**chosen)
+        case _:
+            copied = AlgorithmConfig(name=chosen)
+    copied.class_args = copied.class_args or {}  # None is how many write "no arguments"
+    return copied
 
 
 def _shown(algorithm: Algorithm) -> str:
