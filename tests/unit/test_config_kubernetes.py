@@ -56,6 +56,21 @@ def test_the_example_file_of_nnis_kubeflow_page_has_one_worker_role_and_nfs_stor
     )
 
 
+@pytest.mark.parametrize(
+    ("storage", "expected"),
+    [
+        ({"path": str(FILES), "claimName": "nni"}, ClaimStorage(FILES, "nni")),
+        ({"path": "/nni", "server": "10.1.1.1"}, NfsStorage("10.1.1.1", "/nni")),
+    ],
+)
+def test_a_storage_without_a_type_is_of_the_kind_that_its_keys_describe(tmp_path, storage, expected):
+    value = yaml.safe_load((FILES / "v2_kubeflow_job.yml").read_text())
+    value["searchSpaceFile"] = str(FILES / value["searchSpaceFile"])
+    value["trainingService"]["storage"] = storage
+    (tmp_path / "exp.yml").write_text(yaml.safe_dump(value))
+    assert read_experiment_file(tmp_path / "exp.yml").cluster.storage == expected
+
+
 def test_a_kubernetes_file_may_have_two_roles_and_azure_storage_and_a_private_registry():
     login = FILES / "docker.json"
     image = "registry.example.com/me/train:1"

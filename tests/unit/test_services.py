@@ -120,7 +120,7 @@ def on_kubernetes(config, **changed):
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"storage": ClaimStorage(Path("/data"), None)}, "e.g. pvc: {path: /data, name: nni}"),
+        ({"storage": ClaimStorage(Path("/data"), None)}, "write e.g. name: nni below pvc"),
     ],
 )
 def test_a_kubernetes_claim_without_a_name_is_refused_with_a_remedy(config, changed, expected):

@@ -265,10 +265,11 @@ class _ExperimentReading(AlgorithmReading):
         try:
             document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(shown_path)
         except ConfigInvalid as error:
-            document = self._as_yaml(shown_path, error)
-            if document is None:
+            lenient = self._as_yaml(shown_path, error)
+            if lenient is None:
                 self.diagnostics += error.diagnostics
                 return {}, None
+            document = lenient
         self.diagnostics += document.diagnostics
         return self._checked_space(document.value, document)
 

@@ -137,13 +137,13 @@ def _refuse_storage(storage: Any, refuse: Callable[..., None]) -> None:
 
 
 def _kind_of(storage: Mapping[str, Any]) -> str | None:
-    """The kind of a storage without `storageType`, by the first of its keys; None without one."""
-    kinds = (
-        kind
+    """The kind of a storage without `storageType`: the first with a key that no other kind has, or else with any key."""
+    given = {
+        kind: [key for key in keys if key in storage and key != "uploadRetryCount"]
         for kind, keys in _STORAGE_KEYS.items()
-        if any(key in storage for key in keys if key != "uploadRetryCount")
-    )
-    return next(kinds, None)
+    }
+    with_own_key = (kind for kind, keys in given.items() if set(keys) - {"path"})
+    return next(with_own_key, next((kind for kind, keys in given.items() if keys), None))
 
 
 class KubernetesFile(PlatformFile, ABC):

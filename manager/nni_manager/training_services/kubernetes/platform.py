@@ -82,10 +82,12 @@ class KubernetesPlatform(Platform):
         """
         bundle_for(self.kubernetes.keeper)
         match self.kubernetes.storage:
-            case ClaimStorage(path, None):
+            case ClaimStorage(_, None):
+                is_v1 = self.config.file_schema == "v1"
+                example = "name: nni below pvc" if is_v1 else "claimName: nni below trainingService.storage"
                 raise UserError(
-                    f"cannot use pvc in {self.config.config_path.name}: the claim has no name, by which containers mount it; "
-                    f"write e.g. pvc: {{path: {path}, name: nni}}"
+                    f"cannot use the claim in {self.config.config_path.name}: it has no name, by which containers mount it; "
+                    f"write e.g. {example}"
                 )
 
     def check(self) -> PlatformCheck:
