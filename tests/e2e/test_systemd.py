@@ -34,7 +34,7 @@ def documented():
     """
     page = (REPOSITORY / "docs/deployment.md").read_text()
     (block,) = [each for each in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "useradd" in each]
-    _, *lines, last = block.splitlines()
+    _install, _link, *lines, last = block.splitlines()
     return "\n".join(lines).replace("deploy/", f"{REPOSITORY}/deploy/"), last
 
 
