@@ -212,7 +212,9 @@ def test_a_stopped_experiment_ends_its_service_with_success(place, service):
     Registry.of_user().add(experiment.folder)
     process = service(command_of(EXPERIMENT, i="SERVICE1"))
     follow(process)
-    subprocess.run([BIN / "nnictl", "stop", "SERVICE1"], env=environ_of(place), check=True, timeout=scaled_s(120))
+    subprocess.run(
+        [BIN / "nnictl", "stop", "SERVICE1"], env=environ_of(place), check=True, timeout=scaled_s(120)
+    )
     assert settings_of(EXPERIMENT)["SuccessExitStatus"] == [str(process.wait(scaled_s(60)))]
 
 
