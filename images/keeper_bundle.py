@@ -1,6 +1,6 @@
 """Builds the bundle: a package for the Python of nnictl that brings the keeper into images that have none.
 
-    python images/keeper_bundle.py [--output build] [--machine x86_64] [--no-frozen]
+    python images/keeper_bundle.py [--output build] [--machine x86_64 aarch64] [--no-frozen]
 
 The package has one archive for each CPython from 3.10 on: the keeper, and the manylinux wheels of its libraries. Another archive
 has a keeper with its own interpreter, for images without such a Python. It needs a glibc at least as new as this machine's, and
@@ -13,6 +13,7 @@ import argparse
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import platform
@@ -56,6 +57,7 @@ _OF_SERVER = (
 )
 # Python cannot import extension modules from a zip file; they lie beside it under their full names.
 _MAIN = """\
+import shutil
 import sys
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import spec_from_file_location
@@ -78,12 +80,19 @@ sys.path.insert(1, str(HERE / "libraries.zip"))
 
 from trial_keeper.__main__ import main
 
-raise SystemExit(main())
+try:
+    code = main()
+finally:
+    # Only what run.sh has unpacked for this process. Its folder may outlive the container.
+    if HERE.name.startswith("trial-keeper."):
+        shutil.rmtree(HERE, ignore_errors=True)
+raise SystemExit(code)
 """
 # PyInstaller's launcher sets these for itself; the trial must have the container's own. run.sh probes whether the C library can
 # run this keeper.
 _FROZEN_MAIN = """\
 import os
+import shutil
 import sys
 
 if sys.argv[1:] == ["--probe"]:
@@ -98,7 +107,13 @@ if library_path is not None:
 
 from trial_keeper.__main__ import main
 
-raise SystemExit(main())
+try:
+    code = main()
+finally:
+    folder = os.path.dirname(sys.executable)
+    if os.path.basename(folder).startswith("trial-keeper."):
+        shutil.rmtree(folder, ignore_errors=True)
+raise SystemExit(code)
 """
 _PYPROJECT = """\
 [build-system]
@@ -125,7 +140,10 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=REPOSITORY / "build", help="the folder of the wheel")
     parser.add_argument(
-        "--machine", default=platform.machine(), help="x86_64 or aarch64, that of the containers"
+        "--machine",
+        nargs="+",
+        default=[platform.machine()],
+        help="x86_64 and aarch64: those of the containers",
     )
     parser.add_argument("--no-frozen", action="store_true", help="only the archives for images with Python")
     options = parser.parse_args()
@@ -133,24 +151,21 @@ def main() -> None:
         print(_build(Path(scratch), options.output, options.machine, has_frozen=not options.no_frozen))
 
 
-def _build(scratch: Path, output: Path, machine: str, *, has_frozen: bool) -> Path:
+def _build(scratch: Path, output: Path, machines: list[str], *, has_frozen: bool) -> Path:
     keeper = _own_wheel(scratch)
     version = keeper.name.split("-")[1]
     package = scratch / "bundle" / _PACKAGE
     package.mkdir(parents=True)
     digests = {}
-    for minor in MINOR_VERSIONS:
+    for machine, minor in itertools.product(machines, MINOR_VERSIONS):
         name = f"cp3{minor}-{machine}"
         print(f"{name}", file=sys.stderr)
         folder = _for_cpython(scratch / name, minor, machine, keeper)
         content = gzip.compress(_packed(folder), mtime=0)
         (package / f"{name}.tar.gz").write_bytes(content)
         digests[name] = hashlib.sha256(content).hexdigest()
-    if has_frozen:
-        if machine != platform.machine():
-            raise SystemExit(
-                f"cannot freeze a keeper for {machine} on {platform.machine()}; build there, or use --no-frozen"
-            )
+    machine = platform.machine()
+    if has_frozen and machine in machines:
         print(f"frozen-{machine}", file=sys.stderr)
         content = _packed(_frozen(scratch, keeper))
         (package / f"frozen-{machine}.tar").write_bytes(content)

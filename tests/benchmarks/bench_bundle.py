@@ -22,7 +22,7 @@ from real_containers import podman_of_tests
 
 from nni_manager.engine.shared_files import SharedFiles
 from nni_manager.support.keeper_bundle import bundle_for
-from nni_manager.training_services.kubernetes.render import render_run_script
+from nni_manager.training_services.run_script import render_run_script
 from trial_keeper.wire.documents import ManagerDocument
 
 ROUNDS = 15

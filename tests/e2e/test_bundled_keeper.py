@@ -11,7 +11,7 @@ from fake_manager import TOKEN, TRIAL
 
 from nni_manager.engine.shared_files import SharedFiles
 from nni_manager.support.keeper_bundle import bundle_for
-from nni_manager.training_services.kubernetes import render
+from nni_manager.training_services.run_script import render_run_script
 from nni_sdk.records import decode, encode
 from trial_keeper import __version__
 from trial_keeper.wire.documents import ManagerDocument
@@ -59,7 +59,7 @@ def a_job(site, bundle, a_container):
         site.add_trial(command, code_dir=f"{MOUNT}/code")
         document = ManagerDocument.from_bytes(site.workspace.manager_json.read_bytes())
         files = SharedFiles(site.workspace)
-        files.write_experiment(document, render.render_run_script(bundle), None, bundle)
+        files.write_experiment(document, render_run_script(bundle), None, bundle)
         storage = site.workspace.root.parent
         for path in (storage, *storage.rglob("*")):
             os.chown(path, user, user)
@@ -96,6 +96,16 @@ def test_the_keeper_is_pid_1_of_its_container(a_job, image):
     pid, command = keeper.stdout.splitlines()
     assert pid == "1"
     assert "/tmp/trial-keeper." in command
+
+
+def test_the_unpacked_keeper_is_removed_when_it_ends(a_job, image, tmp_path):
+    """A container of Apptainer, for example, has its node's /tmp, which outlives it."""
+    of_node = tmp_path / "node"
+    of_node.mkdir()
+    keeper = a_job(image, "ls /tmp", f"--volume={of_node}:/tmp")
+    assert keeper.wait() == 0, keeper.stderr
+    assert keeper.stdout.startswith("trial-keeper.")
+    assert list(of_node.iterdir()) == []
 
 
 def test_python_in_the_image_can_import_nni_sdk_but_no_library_of_the_keeper(podman, site, a_job):

@@ -17,8 +17,8 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.engine.shared_files import SharedFiles
 from nni_manager.support.keeper_bundle import BundleUnusable, bundle_for
 from nni_manager.training_services import keeper_unpacker
-from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.platform import platform_of
+from nni_manager.training_services.run_script import render_run_script
 from trial_keeper import __version__
 from trial_keeper.wire.documents import ManagerDocument
 from trial_keeper.wire.workspace import Workspace
@@ -62,7 +62,7 @@ class Container:
         bundle = replace(self.bundle, **changes)
         files = SharedFiles(self.workspace)
         document = ManagerDocument("EXPT", __version__, ("127.0.0.1:1",))
-        files.write_experiment(document, render.render_run_script(bundle), None, bundle)
+        files.write_experiment(document, render_run_script(bundle), None, bundle)
 
     def run(self, *arguments: str, first: Iterable[str] = ("/bin/bash",)) -> subprocess.CompletedProcess:
         """Run run.sh in the same way as the first process of a container. `first` is the command that executes it."""
@@ -279,7 +279,7 @@ def test_the_manager_finds_an_installed_bundle(installed):
 def test_a_missing_bundle_is_an_error_only_if_the_experiment_file_requires_a_bundle():
     assert bundle_for("auto") is None
     with pytest.raises(
-        BundleUnusable, match=f"not installed; run pip install trial-keeper-bundle=={__version__}"
+        BundleUnusable, match=f"run `make keeper-bundle` in a checkout of trial-keeper {__version__}"
     ):
         bundle_for("bundle")
 

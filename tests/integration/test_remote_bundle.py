@@ -70,6 +70,18 @@ def test_the_archive_that_matches_the_machine_is_unpacked_and_its_keeper_starts(
     assert [each.name for each in machine.kept.iterdir()] == [machine.bundle.digests[name][:16]]
 
 
+def test_a_bundled_keeper_runs_after_its_python_has_moved(machine):
+    """An environment in pythonPath was replaced, or another machine with the same home has Python at another path."""
+    machine.add_python()
+    machine.install(OF_THIS_PYTHON)
+    moved = machine.home / "moved"
+    moved.mkdir()
+    (machine.programs / "python3").rename(moved / "python3")
+    machine.settings = dataclasses.replace(machine.settings, python_path=str(moved))
+    assert machine.choice() == [OF_THIS_PYTHON, "yes"]
+    assert machine.server(OF_THIS_PYTHON) == f"{OF_THIS_PYTHON} 1 1 serve-machine\n"
+
+
 def test_a_bundled_keeper_is_preferred_to_an_installed_keeper_of_another_version(machine):
     (machine.programs / "trial-keeper").write_text("#!/bin/bash\necho another\n")
     (machine.programs / "trial-keeper").chmod(0o755)

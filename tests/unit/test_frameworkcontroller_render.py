@@ -22,7 +22,6 @@ from nni_manager.training_services.kubernetes.render import (
     azure_secret,
     job_secrets,
     labels_of,
-    render_run_script,
     render_secrets,
     selector_of,
 )
@@ -33,6 +32,7 @@ from nni_manager.training_services.kubernetes.section import (
     NfsStorage,
     RoleConfig,
 )
+from nni_manager.training_services.run_script import render_run_script
 from trial_keeper.settings import KeeperSettings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "frameworkcontroller"

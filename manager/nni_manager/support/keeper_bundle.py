@@ -27,7 +27,10 @@ DIGEST_CHARACTERS = 16
 """Of an archive's digest in its file name in workspaces."""
 
 _PACKAGE = "trial_keeper_bundle"
-_INSTALL = f"pip install trial-keeper-bundle=={__version__}"
+_INSTALL = (
+    f"`make keeper-bundle` in a checkout of trial-keeper {__version__}, then `pip install --force-reinstall "
+    "build/trial_keeper_bundle-*.whl`"
+)
 
 
 class BundleUnusable(UserError):
@@ -98,7 +101,7 @@ def bundle_for(source: KeeperSource) -> KeeperBundle | None:
         bundle = KeeperBundle(folder, digests, str(document["glibc"]), is_preferred=source == "bundle")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BundleUnusable(
-            f"cannot read {folder / 'bundle.json'}: {type(error).__name__}: {error}; run {_INSTALL} --force-reinstall"
+            f"cannot read {folder / 'bundle.json'}: {type(error).__name__}: {error}; run {_INSTALL}"
         ) from error
     if not versions_agree(__version__, version):
         raise BundleUnusable(

@@ -15,6 +15,16 @@ _DAMAGED, _NO_ROOM = int(KeeperExit.WORKSPACE), int(KeeperExit.MISSING)
 _UNPACKER = Path(__file__).with_name("keeper_unpacker.py")
 
 
+def render_run_script(bundle: KeeperBundle | None = None, python: str | None = None) -> str:
+    """The content of run.sh: it enters the workspace and execs the keeper. `python`, `bundle`: see `keeper_lookup_snippet`."""
+    return f"""\
+#!/bin/bash
+# Started once per task; the TRIAL_KEEPER_* variables are the keeper's settings.
+{keeper_lookup_snippet(python, bundle)}
+exec "${{keeper[@]}}" "$@"
+"""
+
+
 def keeper_lookup_snippet(python: str | None = None, bundle: KeeperBundle | None = None) -> str:
     """Returns lines of bash that set `keeper` to the keeper's command and enter the workspace.
 

@@ -41,6 +41,7 @@ from nni_manager.training_services.kubernetes.observed import ObservedObjects, i
 from nni_manager.training_services.kubernetes.operator import Operator, Stage
 from nni_manager.training_services.kubernetes.pods import has_run
 from nni_manager.training_services.kubernetes.resource_calls import ResourceCalls, retry_delays_s
+from nni_manager.training_services.run_script import render_run_script
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.timeouts import set_within
 from trial_keeper.wire.reasons import ExitReason
@@ -79,7 +80,7 @@ class KubernetesService(TrainingService):
     ) -> None:
         """`logins`: the content of each role's registry login. Containers see the workspace's parent at MOUNT."""
         super().__init__(on_job_ended)
-        self.run_script, self.bundle = render.render_run_script(bundle), bundle
+        self.run_script, self.bundle = render_run_script(bundle), bundle
         self.completion, self.share = operator.completion, share
         self._cluster = cluster
         self._operator = operator

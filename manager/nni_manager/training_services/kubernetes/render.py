@@ -15,11 +15,9 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from nni_manager.errors import InternalError
-from nni_manager.support.keeper_bundle import KeeperBundle
 from nni_manager.training_services.kubernetes import section
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.pod_template import with_labels, with_template
-from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.settings import PREFIX, KeeperSettings
@@ -82,16 +80,6 @@ def as_in_containers(settings: KeeperSettings) -> KeeperSettings:
         mount=section.MOUNT,
         relay_output=True,
     )
-
-
-def render_run_script(bundle: KeeperBundle | None = None) -> str:
-    """Returns run.sh, which execs the container's keeper, or that of the bundle."""
-    return f"""\
-#!/bin/bash
-# Started once per task; the TRIAL_KEEPER_* variables are the keeper's settings.
-{keeper_lookup_snippet(bundle=bundle)}
-exec "${{keeper[@]}}" "$@"
-"""
 
 
 # ---- pods

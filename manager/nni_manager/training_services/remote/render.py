@@ -7,7 +7,7 @@ import shlex
 
 from nni_manager.support.keeper_bundle import DIGEST_CHARACTERS, KeeperBundle, digest_program
 from nni_manager.training_services.remote.section import RemoteMachine
-from nni_manager.training_services.run_script import choice_snippet, keeper_lookup_snippet
+from nni_manager.training_services.run_script import choice_snippet
 
 NO_KEEPER = 127
 """The exit code of `server_command` if the machine has no trial-keeper. Source: bash(1), command not found."""
@@ -80,7 +80,8 @@ mkdir "$new/keeper"
 if [ -n "$python" ]; then
   "$python" -I -S -m tarfile -e "$new/archive" "$new/keeper" > /dev/null
   "$python" -I -S "$new/keeper" --version > /dev/null
-  printf '#!/bin/bash\nexec %q -I -S %q "$@"\n' "$(command -v "$python")" "$target/keeper" > "$new/trial-keeper"
+  # By its name: machines with one home may have this Python at different paths, and pythonPath may change.
+  printf '#!/bin/bash\nexec %q -I -S %q "$@"\n' "$python" "$target/keeper" > "$new/trial-keeper"
 else
   tar -xf "$new/archive" -C "$new/keeper"
   "$new/keeper/trial-keeper" --probe > /dev/null
@@ -89,16 +90,6 @@ fi
 rm "$new/archive"
 chmod 755 "$new" "$new/trial-keeper"
 mv -T "$new" "$target" 2> /dev/null || [ -x "$target/trial-keeper" ]""")
-
-
-def run_script() -> str:
-    """The content of run.sh: the keeper on PATH, where the machine's own server was found."""
-    return f"""\
-#!/bin/bash
-# Started once per job; the TRIAL_KEEPER_* variables are the keeper's settings.
-{keeper_lookup_snippet()}
-exec "${{keeper[@]}}"
-"""
 
 
 def _in_bash(command: str) -> str:

@@ -16,7 +16,6 @@ from nni_manager.errors import NniManagerError
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.support.task_set import TaskSet
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
-from nni_manager.training_services.remote import render
 from nni_manager.training_services.remote.client import MachineClient
 from nni_manager.training_services.remote.connection import RequestFailed
 from nni_manager.training_services.remote.frames import Frame
@@ -26,6 +25,7 @@ from nni_manager.training_services.remote.placement import MachineView, Placemen
 from nni_manager.training_services.remote.pool import MachinePool, RemoteShare
 from nni_manager.training_services.remote.section import RemoteSection
 from nni_manager.training_services.reservations import NoRoom, ReservationQueue
+from nni_manager.training_services.run_script import render_run_script
 from nni_manager.training_services.ssh.client import MachineAway
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
@@ -62,7 +62,7 @@ class RemoteService(TrainingService):
         on_job_ended: Callable[[JobEnded], None],
     ) -> None:
         super().__init__(on_job_ended)
-        self.run_script = render.run_script()
+        self.run_script = render_run_script()
         self._gpus_per_trial, self._folder = gpus_per_trial, folder.jobs
         self._jobs: dict[str, Job] = {}
         """The jobs that run, or may run because their start was not answered."""

@@ -6,8 +6,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from nni_manager.support.keeper_bundle import KeeperBundle
-from nni_manager.training_services.run_script import keeper_lookup_snippet
 from nni_manager.training_services.slurm.section import SlurmSection
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import PREFIX, without_settings
@@ -193,16 +191,6 @@ if ! apptainer=$(command -v apptainer || command -v singularity); then
   exit {int(KeeperExit.MISSING)}
 fi
 in_container=("$apptainer" exec {shlex.join(options)})
-"""
-
-
-def run_script(python: str | None, bundle: KeeperBundle | None = None) -> str:
-    """The content of run.sh: the keeper of a container, of the bundle, or of the manager's `python` on the shared home."""
-    return f"""\
-#!/bin/bash
-# Started once per job; the TRIAL_KEEPER_* variables are the keeper's settings.
-{keeper_lookup_snippet(python, bundle)}
-exec "${{keeper[@]}}"
 """
 
 

@@ -18,6 +18,7 @@ from nni_manager.support.keeper_bundle import bundle_for
 from nni_manager.support.task_set import TaskSet
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.errors import QuotaExceeded
+from nni_manager.training_services.run_script import render_run_script
 from nni_manager.training_services.slurm import render
 from nni_manager.training_services.slurm.client import Slurm
 from nni_manager.training_services.slurm.jobs import Job, JobArray, JobFiles, ListedJobs, queue_problem
@@ -62,7 +63,7 @@ class SlurmService(TrainingService):
         super().__init__(on_job_ended)
         has_image = section.container_image is not None
         self.bundle = bundle_for(section.keeper) if has_image else None
-        self.run_script = render.run_script(None if has_image else sys.executable, self.bundle)
+        self.run_script = render_run_script(self.bundle, None if has_image else sys.executable)
         self._slurm, self._section = Slurm(section.ssh_login), section
         self._workspace, self._files = folder.workspace, JobFiles(folder.jobs)
         self._experiment_id = folder.workspace.root.name
