@@ -2,13 +2,19 @@
 
 import contextlib
 import json
+import signal
 import sqlite3
 
 import pytest
+from attempts import RegisteringStore
+from deadlines import DEADLINE_S
 from stored_experiments import a_process_of, finished
 
 from nni_manager.client.remains import remains_of
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.jobs import Job
 from nni_manager.store.folders import Registry
+from nni_manager.store.rows import experiment_row, job_row
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 pytestmark = pytest.mark.usefixtures("state_home")
@@ -23,6 +29,25 @@ def test_an_ended_experiment_is_deleted_with_its_folder_and_registry_entry(nnict
     assert "there is no terminal; confirm with --yes" in err
     assert nnictl("experiment", "delete", "abc", "--yes") == (0, "INFO: Deleted experiment abc11111\n", "")
     assert (folder.path.exists(), Registry.of_user().all()) == (False, [])
+
+
+def test_a_failed_experiment_whose_trials_still_run_is_not_deleted_but_can_be_stopped(nnictl, an_experiment):
+    """Running trials of an experiment that fails continue, and its manager may die before they end."""
+    folder = an_experiment("abc11111")
+    with contextlib.closing(RegisteringStore(folder.database, folder.collected_logs)) as store:
+        rows = [
+            job_row(Job("t0"), 1.0, None),
+            experiment_row(ExperimentState.ERROR, "failed", 9.0, 10.0, True),
+        ]
+        store.commit(rows, 1.0)
+    trial = a_process_of(folder)
+    code, _, err = nnictl("experiment", "delete", "abc", "--yes")
+    assert (code, folder.path.exists()) == (1, True)
+    assert f"exited in state ERROR, and 1 process ({trial.pid}) of its trials run; run `nnictl stop" in err
+    code, out, err = nnictl("stop", "abc")
+    assert (code, err) == (0, "")
+    assert f"Ended 1 process ({trial.pid}) without a manager" in out
+    assert trial.wait(DEADLINE_S) == -signal.SIGKILL
 
 
 def test_deleting_an_experiment_deletes_its_workspace_on_the_shared_storage(nnictl, an_experiment, tmp_path):

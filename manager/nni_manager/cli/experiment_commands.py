@@ -429,19 +429,18 @@ def _reason_to_keep(known: KnownExperiment, force: bool) -> str | None:
         return f"cannot delete experiment {name}: it is {how}; run `nnictl stop {name}` first"
     if force:
         return None
-    from nni_manager.client.remains import processes_left, remains_of, why_unreadable
+    from nni_manager.client.remains import has_ended, processes_left, remains_of, why_unreadable
 
     if why := why_unreadable(known):
         if left := processes_left(known.folder):
             return f"cannot delete experiment {name}: {left}, its files are unreadable ({why}); run `nnictl stop {name}` first"
         return f"cannot delete experiment {name}: its files are unreadable ({why}); use --force"
-    state = known.stored.status()
-    if state["isTerminal"] and not leftover_jobs.read(known.folder):
+    if has_ended(known):
         return None
     remains = remains_of(known.folder)
     if remains:
         return (
-            f"cannot delete experiment {name}: its manager exited in state {state['status']}, and {remains}; "
+            f"cannot delete experiment {name}: its manager exited in state {known.stored.status()['status']}, and {remains}; "
             f"run `nnictl stop {name}` first, or use --force"
         )
     return None

@@ -16,7 +16,6 @@ from nni_manager.client.interrupts import deferred_interrupts
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
 from nni_manager.errors import NniManagerError, UserError
-from nni_manager.store import leftover_jobs
 from nni_manager.store.folders import ManagerProcess
 from nni_manager.support.web_server_options import WebServerOptions
 
@@ -346,12 +345,12 @@ def _one_to_stop(given: str | None, running: list[KnownExperiment]) -> KnownExpe
     known = matching[0] if len(matching) == 1 else resolve(given)
     if known.is_served:
         return known
-    from nni_manager.client.remains import is_unusable
+    from nni_manager.client.remains import has_ended, is_unusable
 
     if is_unusable(known):
         return known
-    name, status = known.experiment_id, known.stored.status()
-    if status["isTerminal"] and not leftover_jobs.read(known.folder):
+    if has_ended(known):
+        name, status = known.experiment_id, known.stored.status()
         raise UserError(
             f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would resume it"
         )

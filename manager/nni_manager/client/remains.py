@@ -167,6 +167,11 @@ def remains_of(folder: ExperimentFolder) -> str:
     return f"{_counted('job', jobs)} may be left on its cluster" if jobs else ""
 
 
+def has_ended(known: KnownExperiment) -> bool:
+    """True if the experiment is terminal and no job of it may be left, such as one of a trial that ran when it failed."""
+    return bool(known.stored.status()["isTerminal"]) and not _jobs_of(known.folder)
+
+
 def _jobs_of(folder: ExperimentFolder) -> list[str]:
     """The jobs that may run, and those that a manager may have left behind."""
     live, _ = StoredDocuments(folder).read(StoreReader.jobs)
