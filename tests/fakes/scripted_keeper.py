@@ -84,8 +84,8 @@ class Cluster(Void):
         return self.left
 
 
-def write_attempt(experiment, trial, metrics=b"", *, sizes=None, name=FIRST):
-    """Write the files of a succeeded attempt as its keeper does; return its key. `sizes`: default, those of the files."""
+def write_attempt(experiment, trial, metrics=b"", *, sizes=None, name=FIRST, reason=ExitReason.SUCCEEDED):
+    """Write the files of an ended attempt as its keeper does; return its key. `sizes`: default, those of the files."""
     key = AttemptKey(trial.trial_id, name, "main-0")
     token = sign_attempt(experiment.folder, key, trial.job_id)
     attempt = experiment.folder.workspace.attempt(key)
@@ -93,7 +93,8 @@ def write_attempt(experiment, trial, metrics=b"", *, sizes=None, name=FIRST):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(metrics)
     all_sizes = dict.fromkeys(Stream, 0) | {Stream.METRICS: len(metrics)} | (sizes or {})
-    ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 11.0, all_sizes)
+    code = 0 if reason is ExitReason.SUCCEEDED else 1
+    ended = TrialEnded(key, reason, code, 10.0, 11.0, all_sizes)
     attempt.exit_json.write_bytes(exit_to_bytes(ended, token))
     return key
 

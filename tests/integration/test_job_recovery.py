@@ -26,6 +26,7 @@ from scripted_keeper import (
 )
 from void_service import an_engine, start
 
+from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.domain.events import NodeReadinessChanged, TimePassed
 from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.engine import job_recovery, job_submission, storage_poller
@@ -90,6 +91,33 @@ def test_a_result_is_not_trusted_if_the_workspace_lacks_data_that_the_trial_has_
         await engine.finished.wait()
         assert (trial.state.value, trial.run.reason) == ("FAILED", ExitReason.MOUNT)
         assert "the workspace lacks data" in trial.run.message
+        await engine.close()
+
+    play(scenario)
+
+
+class _TwoTasks(Cluster):
+    completion = Completion((TaskRole("main", 2, min_succeeded_tasks=-1),))
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_a_task_that_was_killed_without_recording_its_end_is_no_fault_of_the_storage(
+    a_real_experiment, monkeypatch
+):
+    """The node of one task is lost; the cluster ends the other task, whose keeper records why."""
+    monkeypatch.setattr(storage_poller, "STORAGE_LAG_S", 0.0)
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=_TwoTasks)
+        trial = await a_submitted_trial(engine, service)
+        write_attempt(experiment, trial, reason=ExitReason.JOB_LOST)
+        killed = AttemptKey(trial.trial_id, FIRST, "main-1")
+        sign_attempt(experiment.folder, killed, trial.job_id)
+        service.on_job_ended(JobEnded(trial.job_id, None, "node n1 is lost"))
+        await engine.finished.wait()
+        assert (trial.state.value, trial.run.reason) == ("FAILED", ExitReason.JOB_LOST)
+        assert trial.run.message == "its keeper is gone\nnode n1 is lost"
         await engine.close()
 
     play(scenario)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nni_manager.domain import events
-from nni_manager.domain.attempts import UNDELIVERED
+from nni_manager.domain.attempts import AttemptPhase
 from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.lost_jobs import END_REASON_TIMEOUT_S
@@ -111,10 +111,9 @@ class JobRecovery:
                     how = "; ".join(filter(None, (how, f"the trial's files are gone: {gone}")))
             # Wait until everything read so far is stored and the experiment has received it.
             await asyncio.shield(self.runtime.durable())
-            is_complete = trial.state.is_terminal or (
-                trial.awaits_job_end and not trial.has_task_in(*UNDELIVERED)
-            )
-            if any(each.ended for each in left) and not is_complete:
+            # A task without a recorded end was killed; its data has no known size.
+            lacks_data = trial.has_task_in(AttemptPhase.ENDED) and not trial.state.is_terminal
+            if any(each.ended for each in left) and lacks_data:
                 reason = ExitReason.MOUNT
                 how = "the workspace lacks data that the trial has written; check the shared storage"
         if self.service.uses_snapshot:  # only then can other users write there
