@@ -195,12 +195,17 @@ def new_search(
     objectives: Objectives = MAXIMIZE,
     is_ready: bool = True,
     reports_preemption: bool = False,
+    completion: Completion | None = None,
     **limits: Any,
 ) -> SimulatedSearch:
     """A search whose manager is ready. With `is_ready=False`, the manager is not ready yet."""
     limits = {"max_trials": max_trials, "max_duration_s": max_duration_s, **limits}
     experiment = ExperimentCore(
-        "exp", Limits(concurrency, **limits), objectives, reports_preemption=reports_preemption
+        "exp",
+        Limits(concurrency, **limits),
+        objectives,
+        reports_preemption=reports_preemption,
+        completion=completion,
     )
     search = SimulatedSearch(experiment)
     if is_ready:

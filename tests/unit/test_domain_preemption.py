@@ -1,13 +1,17 @@
 """Trials whose jobs the cluster preempts. The manager starts such a trial again, and this does not count as a retry."""
 
 import pytest
+from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_search import SimulatedReuse, new_search
 
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.domain.events import (
+    AttemptDelivered,
     AttemptEnded,
+    AttemptStarted,
+    CancelTrial,
     CloseAttempt,
     ExperimentStopAsked,
     GiveUpJob,
@@ -17,8 +21,9 @@ from nni_manager.domain.events import (
     TimePassed,
     TrialStopAsked,
 )
+from nni_manager.domain.lost_jobs import END_REASON_TIMEOUT_S
 from nni_manager.domain.trial import TrialState
-from trial_keeper.wire.messages import TrialEnded
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
 PREEMPTED, JOB_LOST = ExitReason.PREEMPTED, ExitReason.JOB_LOST
@@ -338,6 +343,55 @@ def test_a_job_whose_processes_have_ended_is_not_given_up_while_its_files_are_re
     assert not any(isinstance(effect, GiveUpJob) for effect in search.handle(TimePassed()))
     search.lose_job(trial_id, PREEMPTED)
     assert search.trial(trial_id).preemptions == 1
+
+
+def a_job_whose_first_task_the_cluster_ends():
+    """A job for one trial with two tasks, one of which still runs."""
+    search = a_search(completion=Completion((TaskRole("main", 2, min_succeeded_tasks=-1),)))
+    trial_id = search.suggest()
+    keys = [AttemptKey(trial_id, attempt_id(0), task) for task in ("main-0", "main-1")]
+    for key in keys:
+        search.handle(AttemptStarted(key, 20.0))
+    effects = search.handle(AttemptEnded(TrialEnded(keys[0], JOB_LOST, 143, 20.0, 30.0, {})))
+    assert search.trial(trial_id).state is TrialState.CLOSING
+    return search, keys, effects
+
+
+def test_the_manager_does_not_stop_a_job_of_which_the_cluster_ends_one_task():
+    """A stop of the job would look like a user's, and the cluster would not start the job again."""
+    search, keys, effects = a_job_whose_first_task_the_cluster_ends()
+    assert not any(isinstance(each, CancelTrial) for each in effects)
+    search.handle(AttemptDelivered(keys[0]))
+    search.lose_job(keys[0].trial_id, PREEMPTED)
+    trial = search.trial(keys[0].trial_id)
+    assert (trial.state, trial.preemptions) == (TrialState.WAITING, 1)
+
+
+def test_a_job_of_which_one_task_was_ended_is_given_up_if_the_cluster_does_not_report_why():
+    search, keys, _ = a_job_whose_first_task_the_cluster_ends()
+    search.now_s += END_REASON_TIMEOUT_S
+    assert [each.job.job_id for each in search.handle(TimePassed()) if isinstance(each, GiveUpJob)] == ["t0"]
+    search.lose_job(keys[0].trial_id, JOB_LOST)
+    assert search.trial(keys[0].trial_id).state is TrialState.FAILED
+
+
+@pytest.mark.parametrize("has_second_task", [True, False])
+def test_a_stop_ends_the_job_of_a_trial_whose_keeper_the_cluster_has_ended(has_second_task):
+    """The cluster may have suspended the job, and would run the trial again."""
+    if has_second_task:
+        search, keys, _ = a_job_whose_first_task_the_cluster_ends()
+        trial_id = keys[0].trial_id
+    else:
+        search = a_search()
+        trial_id = search.suggest()
+        search.start(trial_id)
+        search.end(trial_id, JOB_LOST)
+        search.deliver(trial_id)
+    effects = search.handle(TrialStopAsked(trial_id, ExitReason.STOPPED_BY_USER, 40.0))
+    (cancel,) = [each for each in effects if isinstance(each, CancelTrial)]
+    assert (cancel.trial.trial_id, cancel.ends_job) == (trial_id, True)
+    search.lose_job(trial_id, JOB_LOST)
+    assert search.trial(trial_id).state is TrialState.USER_CANCELED
 
 
 @pytest.mark.parametrize("other_is_idle_first", [True, False])

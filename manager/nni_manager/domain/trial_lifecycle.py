@@ -276,9 +276,13 @@ class TrialLifecycle:
         with self._counted(trial):
             trial.finished(decisive)
         effects: list[Effect] = [events.SaveTrial(trial)]
-        if trial.has_task_in(AttemptPhase.RUNNING):
-            effects.append(self.scheduler.cancel(trial, trial.reason_for_others, now_s))
-        return effects
+        if not trial.has_task_in(AttemptPhase.RUNNING):
+            return effects
+        if self._awaits_job_end(trial) and not self.scheduler.reuses_jobs:
+            # The cluster ends the whole job, or starts it again. A stop by the manager would look like a user's.
+            self.scheduler.lost.apply(trial.job_id, LossEvent.KEEPER_ENDED, now_s)
+            return effects
+        return [*effects, self.scheduler.cancel(trial, trial.reason_for_others, now_s)]
 
     def note_delivered(self, key: AttemptKey, now_s: float) -> list[Effect]:
         """Record that the last byte of a task is stored."""
@@ -460,7 +464,11 @@ class TrialLifecycle:
             return []
         if self._awaits_job_end(trial):
             trial.stop_reason = trial.run.reason = reason
-            return self._close_when_complete(trial, now_s)
+            effects = self._close_when_complete(trial, now_s)
+            if self.scheduler.reuses_jobs:
+                return effects
+            # Otherwise a job that the cluster has only suspended would run the trial again.
+            return [*effects, self.scheduler.cancel(trial, reason, now_s)]
         with self._counted(trial):
             trial.apply(TrialEvent.STOP_ASKED)
         if trial.stop_reason is not None:
