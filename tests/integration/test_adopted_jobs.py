@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sqlite3
 import time
 
 import pytest
@@ -209,11 +210,32 @@ def test_a_running_trial_keeps_the_final_result_that_an_earlier_manager_stored(a
     play(scenario)
 
 
+def create_in_1970(experiment):
+    """Let the trials be as old as the starts that `run_first` reports."""
+    with contextlib.closing(sqlite3.connect(experiment.folder.database, isolation_level=None)) as store:
+        store.execute("UPDATE trial SET created_at_s = 1.0")
+
+
+def test_a_trial_whose_keeper_has_a_late_clock_has_not_run_for_longer_than_it_exists(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
+    run_first(experiment)  # its keeper has reported a start in 1970
+
+    async def scenario():
+        engine, service = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        assert 90 < engine.experiment.time_runs_out_at_s - time.monotonic() <= 100
+        assert (states(engine), service.stopped) == (["RUNNING"], [])
+        await engine.close()
+
+    play(scenario)
+
+
 def test_the_time_before_a_resume_counts_towards_the_time_limit_of_a_running_trial(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
     run_first(experiment)  # its keeper has reported a start in 1970
+    create_in_1970(experiment)
 
     async def scenario():
         engine, service = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
@@ -229,6 +251,7 @@ def test_a_trial_whose_time_is_over_is_stopped_after_its_job_is_adopted(a_real_e
     """The cluster answers late; until then the training service could not stop the job."""
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
     run_first(experiment)  # its keeper has reported a start in 1970
+    create_in_1970(experiment)
 
     async def scenario():
         engine, service = an_engine(experiment, kind=Cluster)

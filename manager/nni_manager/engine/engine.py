@@ -167,10 +167,10 @@ class Engine:
             if not trial.state.is_terminal:
                 trial.restore_attempts(attempts.get(trial.trial_id, Attempts()))
                 if trial.run.started_at_s is not None:
-                    # A later change of the wall clock does not change the measured duration.
-                    trial.run.start_received_at_s = time.monotonic() - max(
-                        time.time() - trial.run.started_at_s, 0.0
-                    )
+                    # A later change of the wall clock does not change the measured duration. The keeper's clock may be behind
+                    # this one, but no trial has run for longer than it exists.
+                    began_at_s = max(trial.run.started_at_s, trial.created_at_s)
+                    trial.run.start_received_at_s = time.monotonic() - max(time.time() - began_at_s, 0.0)
                 self._restore_results(trial)
                 await self._restore_tasks(trial)
         self.experiment.restore(trials)
