@@ -181,7 +181,7 @@ class SharedKeys(Schema):
     description: str | None = must_be("text", "what this searches for", None, since="0.6", about="text for people")
     trial_concurrency: int = whole(1, 99999, "2", about="the number of trials that run at a time")
     max_experiment_duration: Duration = duration("1h", v1="maxExecDuration", unset="no limit",
-        about="the time after which no more trials are started")
+        about="the time after which no more trials are started. One whose job waits in a queue of the cluster still runs")
     max_trial_number: int | None = whole(1, 999999999, "20", None, v1="maxTrialNum", unset="no limit",
         about="the number of trials to start, including failed ones")
     max_trial_duration: Duration = duration("30m", unset="no limit",

@@ -551,7 +551,8 @@ class ExperimentFields(ConfigBase):
     experiment_name: The name in lists.
     description: Text for people.
     trial_concurrency: The number of trials that run at a time.
-    max_experiment_duration: The time after which no more trials are started.
+    max_experiment_duration: The time after which no more trials are started. One whose job waits in a queue of the
+        cluster still runs.
     max_trial_number: The number of trials to start, including failed ones.
     max_trial_duration: The maximum duration of one trial; then it is stopped.
     max_trial_retry: How often a trial is retried whose job or keeper the cluster lost.
@@ -603,8 +604,8 @@ class ExperimentFields(ConfigBase):
     trial_concurrency: int | None = None
     """The number of trials that run at a time. Value: a whole number from 1 to 99999."""
     max_experiment_duration: Seconds | None = None
-    """The time after which no more trials are started. Value: a whole number and one of s, m, h, d. Default: no
-    limit."""
+    """The time after which no more trials are started. One whose job waits in a queue of the cluster still runs. Value:
+    a whole number and one of s, m, h, d. Default: no limit."""
     max_trial_number: int | None = None
     """The number of trials to start, including failed ones. Value: a whole number from 1 to 999999999. Default: no
     limit."""
