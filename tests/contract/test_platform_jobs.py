@@ -148,7 +148,9 @@ async def test_a_restarted_manager_adopts_existing_jobs(platform):
             JobPresence.RUNNING,
             JobPresence.UNKNOWN,
         ]
-        assert platform.adopted_failure in second.termination_message("trial2")
+        missed = second.missed_end("trial2")
+        assert (missed.job_id, missed.exit_code) == ("trial2", platform.missed_exit_code)
+        assert platform.adopted_failure in missed.message
         platform.file("trial1.code").write_text("0")
         end = await platform.has_ended()
         assert (end.job_id, end.exit_code) == ("trial1", platform.adopted_exit_code)

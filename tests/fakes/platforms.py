@@ -86,6 +86,8 @@ class Platform:
     """The exit code of an adopted job that exits with 0."""
     adopted_failure = ""
     """The message about a job that exited with 1 while no manager was running."""
+    missed_exit_code = None
+    """The exit code of such a job, where the manager gets it."""
     never_submitted = JobPresence.RUNNING
     """The presence of a job that no manager has submitted, while the server is unreachable."""
     memory_message = ""
@@ -525,6 +527,7 @@ class OnKubernetes(Platform):
     """An operator on the fake Kubernetes cluster."""
 
     unreachable = "does not answer"
+    missed_exit_code = 1
     settings_arrived = (
         '[ "$TRIAL_KEEPER_TOKEN $TRIAL_KEEPER_COMMAND" = "c0ffee true" ] && [ -d "$TRIAL_KEEPER_MOUNT" ]'
     )

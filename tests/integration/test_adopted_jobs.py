@@ -28,8 +28,9 @@ from nni_manager.engine import engine as engine_module
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import trial_row
 from nni_manager.store.writer import Store
-from nni_manager.training_services.base import JobPresence
+from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_sdk.records import encode
+from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.wire.messages import AttemptKey, Chunk, Idle, RunTrial, Stream, TrialEnded, TrialStarted
 from trial_keeper.wire.reasons import ExitReason
 
@@ -78,6 +79,32 @@ def test_a_started_trial_whose_job_ended_without_a_manager_fails_with_the_reason
         assert (trial.state.value, trial.run.reason) == ("FAILED", ExitReason.KEEPER_LOST)
         assert message in trial.run.message
         assert not service.submitted.is_set()
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "reason", "ends_as"),
+    [
+        (None, ExitReason.PREEMPTED, ("WAITING", None, 1)),
+        (137, ExitReason.OUT_OF_MEMORY, ("FAILED", ExitReason.OUT_OF_MEMORY, 0)),
+        (KeeperExit.WORKSPACE, ExitReason.KEEPER_LOST, ("FAILED", ExitReason.MOUNT, 0)),
+    ],
+)
+def test_a_started_trial_whose_job_ended_without_a_manager_ends_with_the_missed_exit_code_and_reason(
+    a_real_experiment, exit_code, reason, ends_as
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+    run_first(experiment)
+
+    async def scenario():
+        engine, service = an_engine(experiment, state=JobPresence.ENDED, kind=Cluster)
+        service.missed_end = lambda job_id: JobEnded(job_id, exit_code, "", reason)
+        await start(engine)
+        (trial,) = engine.experiment.trials.values()
+        await until(lambda: trial.state.is_terminal or trial.preemptions)
+        assert (trial.state.value, trial.run.reason, trial.preemptions) == ends_as
         await engine.close()
 
     play(scenario)

@@ -2,6 +2,7 @@
 behaviour that all platforms share.
 """
 
+import asyncio
 import contextlib
 from dataclasses import replace
 
@@ -17,7 +18,9 @@ from real_experiment import until
 pytest.importorskip("kubernetes")
 
 from nni_manager.errors import UserError
+from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.kubernetes.api import Kubernetes
+from nni_manager.training_services.kubernetes.operator import Stage
 from nni_manager.training_services.kubernetes.preflight import check
 from nni_manager.training_services.kubernetes.section import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.training_services.kubernetes.watch import Deleted, Synced, Upserted
@@ -90,6 +93,42 @@ async def test_a_job_does_not_end_while_the_cluster_restarts_its_pods(site):
         site.cluster.node.kill("default", f"{NAME}-worker-0", "OOMKilled")
         end = await site.has_ended()
         assert (end.exit_code, end.reason) == (137, ExitReason.OUT_OF_MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("ends", "exit_code", "reason"),
+    [
+        (lambda node, pod: node.preempt(pod), None, ExitReason.PREEMPTED),
+        (
+            lambda node, pod: node.kill("default", pod["metadata"]["name"], "OOMKilled"),
+            137,
+            ExitReason.OUT_OF_MEMORY,
+        ),
+    ],
+    ids=["preempted", "out of memory"],
+)
+async def test_a_job_that_ended_while_no_manager_ran_has_its_exit_code_and_reason(
+    site, ends, exit_code, reason
+):
+    async with site.manager() as first:
+        await first.submit(site.settings())
+        (pod,) = await until_pods_run(site)
+    ends(site.cluster.node, site.store.get(PODS, "default", pod))
+    operator = operator_of(site.config)
+    await until(
+        lambda: operator.stage_of(site.store.get(JOBS, "default", NAME)) is Stage.ENDED, "it ends", DEADLINE_S
+    )
+    site.cluster.api.misbehave("hang", 1, at=("list", "pods"))
+    async with site.manager() as second:
+        adoption = asyncio.create_task(second.adopt("trial1"))
+        await until(lambda: NAME in second._observed.resources, "the jobs are listed", DEADLINE_S)
+        site.cluster.api.is_hung.set()
+        assert await adoption is JobPresence.ENDED
+        end = second.missed_end("trial1")
+        assert (end.exit_code, end.reason, end.is_explained) == (exit_code, reason, True)
+        assert end.message.startswith(f"pod {pod} ")
+        await until(lambda: not site.store.list(JOBS), "the job is deleted", DEADLINE_S)
+    assert site.ends == []
 
 
 async def test_a_job_in_a_held_queue_has_the_pending_reason_that_kueue_has_not_admitted_it(site):

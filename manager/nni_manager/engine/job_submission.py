@@ -119,11 +119,11 @@ class JobSubmission:
             self.recovery.report(job.job_id, ExitReason.JOB_LOST, how, is_clean=True, was_supervised=False)
         elif presence is JobPresence.UNKNOWN and trial is not None and is_untouched:
             self.start(job)
-        else:
+        elif presence is JobPresence.UNKNOWN:
             message = "its job no longer exists in the training service"
-            if presence is not JobPresence.UNKNOWN:
-                message = self.service.termination_message(job.job_id)
             self.recovery.start(job, JobEnded(job.job_id, None, message))
+        else:
+            self.recovery.start(job, self.service.missed_end(job.job_id))
 
     def pending_reason(self, job_id: str) -> str:
         """Why the cluster has not accepted or started the job; empty if unknown."""

@@ -91,8 +91,8 @@ class KubernetesService(TrainingService):
         )
         self._jobs: dict[str, KubernetesJob] = {}
         self._observed = ObservedObjects(operator, self._namespace, self._experiment_id)
-        self._termination_messages: dict[str, str] = {}
-        """Termination messages of jobs that ended while no manager was running."""
+        self._missed_ends: dict[str, JobEnded] = {}
+        """The ends of jobs that ended while no manager was running."""
         self._failures: dict[str, str] = {}
         self._problem = ""
         self._was_listed = False
@@ -198,8 +198,9 @@ class KubernetesService(TrainingService):
                 return JobPresence.UNKNOWN
             stage = self._operator.stage_of(seen)
             if stage is Stage.ENDED:
-                verdict = self._observed.verdict(job_id, seen)
-                self._termination_messages[job_id] = self._observed.termination_message(job_id, verdict)
+                # The deletion of the resource deletes its pods.
+                await self._wait_for_listed_pods(job_id, seen)
+                self._missed_ends[job_id] = self._observed.end_of(job_id, seen)
                 self._calls.start_delete(job_id, name, seen["metadata"]["uid"])
                 return JobPresence.ENDED
             if not has_secret:
@@ -224,9 +225,9 @@ class KubernetesService(TrainingService):
                 return seen, has_secret
             # The watch has shown a change meanwhile, and no event will report it again.
 
-    def termination_message(self, job_id: str) -> str:
-        """The message that the cluster still had at adoption; empty if none."""
-        return self._termination_messages.get(job_id, "")
+    def missed_end(self, job_id: str) -> JobEnded:
+        """Based on what the cluster still had at the adoption."""
+        return self._missed_ends[job_id]
 
     def garbage_collect(self) -> None:
         """Delete terminal resources and their secrets."""
@@ -386,21 +387,15 @@ class KubernetesService(TrainingService):
     async def _finish(self, job: KubernetesJob, document: Document) -> None:
         """Report the job's end, with the pod's termination message if it arrives in time, and delete its resource."""
         await self._wait_for_pods(lambda: not self._observed.awaits_pods(job.job_id, document))
-        verdict = self._observed.verdict(job.job_id, document)
-        message = self._observed.termination_message(job.job_id, verdict)
-        cause = "" if job.stop_is_asked else self._observed.cause(job.job_id, verdict.pod)
-        preempted = self._observed.preempted_pod(job.job_id)
+        reason = self._observed.verdict(job.job_id, document).reason
+        ended = self._observed.end_of(job.job_id, document, stop_was_asked=job.stop_is_asked)
         why_pending = await self._reason_if_never_started(job, job.pending_reason_at_stop)
         self._apply(job, _E.REPORTED)
-        if job.stop_is_asked and verdict.reason is ExitReason.JOB_LOST:
+        if job.stop_is_asked and reason is ExitReason.JOB_LOST:
             # The operator reports our own deletion as somebody's.
             self._end_deleted(job, why_pending)
-        elif preempted is not None:
-            # Whatever the exit code: training code may use the grace period to end without an error.
-            message += f"\nKubernetes preempted pod {preempted} for one of higher priority"
-            self._end(job, None, message, ExitReason.PREEMPTED, cause)
         else:
-            self._end(job, verdict.exit_code, message, verdict.reason, cause)
+            self._end(job, ended)
         self._calls.start_delete(job.job_id, job.name, document["metadata"]["uid"])
 
     async def _finish_pending(self, job: KubernetesJob, pending_reason: str) -> None:
@@ -415,6 +410,13 @@ class KubernetesService(TrainingService):
             await self._wait_for_pods(lambda: not self._observed.pods_may_start(job.job_id))
         return "" if self._observed.pod_has_run(job.job_id) else pending_reason
 
+    async def _wait_for_listed_pods(self, job_id: str, document: Document) -> None:
+        """Wait until the pods that a list has shown explain the end of a terminal resource. Pods not listed are gone."""
+        await self._pods_answered.wait()
+        await self._wait_for_pods(
+            lambda: not (self._observed.has_pods(job_id) and self._observed.awaits_pods(job_id, document))
+        )
+
     async def _wait_for_pods(self, is_shown: Callable[[], bool]) -> None:
         """Wait until the watch of pods shows what is awaited, for `_POD_LAG_S` at most."""
         deadline_s = time.monotonic() + _POD_LAG_S
@@ -427,20 +429,11 @@ class KubernetesService(TrainingService):
         who = "was deleted on request" if job.stop_is_asked else "was deleted, but not by this manager"
         cause = f"{self._operator.resource.kind} {job.name} in namespace {self._namespace} {who}"
         cause += f"; the job had not started: {pending_reason}" if pending_reason else ""
-        self._end(job, None, "", ExitReason.JOB_LOST, cause, pending_reason)
+        self._end(job, JobEnded(job.job_id, None, cause, ExitReason.JOB_LOST, True, pending_reason))
 
-    def _end(
-        self,
-        job: KubernetesJob,
-        exit_code: int | None,
-        message: str,
-        reason: ExitReason,
-        cause: str,
-        pending: str = "",
-    ) -> None:
+    def _end(self, job: KubernetesJob, ended: JobEnded) -> None:
         if self._forget_job(job):
-            text = "\n".join(filter(None, (cause, message)))
-            self.on_job_ended(JobEnded(job.job_id, exit_code, text, reason, bool(cause), pending))
+            self.on_job_ended(ended)
 
     def _forget_job(self, job: KubernetesJob) -> bool:
         """Remove the job. Returns True if it was registered."""

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nni_manager.training_services.base import JobEnded
 from nni_manager.training_services.kubernetes import pods
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import JobOutcome, Operator, Stage
 from nni_manager.training_services.kubernetes.render import job_of
+from trial_keeper.wire.reasons import ExitReason
 
 # A scheduler event that is outdated once the pod has a node.
 _NO_NODE = "FailedScheduling"
@@ -63,6 +65,10 @@ class ObservedObjects:
                 return name
         return None
 
+    def has_pods(self, job_id: str) -> bool:
+        """True if the watch shows a pod of the job."""
+        return bool(self._pods.get(job_id))
+
     def has_one_pod(self, job_id: str) -> bool:
         """True if the job consists of one pod, as far as the watch has shown."""
         return len(self._pods.get(job_id, {})) == 1
@@ -101,7 +107,20 @@ class ObservedObjects:
         awaited = {verdict.pod} if verdict.pod is not None else set(self._pods.get(job_id, {}))
         return verdict.awaits_pod and not (awaited and awaited <= self._gone_pods)
 
-    def termination_message(self, job_id: str, verdict: JobOutcome) -> str:
+    def end_of(self, job_id: str, resource: Document, *, stop_was_asked: bool = False) -> JobEnded:
+        """The end of a job with a terminal resource, by the pods shown so far."""
+        verdict = self.verdict(job_id, resource)
+        exit_code, reason = verdict.exit_code, verdict.reason
+        message = self._message_of(job_id, verdict)
+        cause = "" if stop_was_asked else self.cause(job_id, verdict.pod)
+        if (preempted := self.preempted_pod(job_id)) is not None:
+            # Whatever the exit code: training code may use the grace period to end without an error.
+            exit_code, reason = None, ExitReason.PREEMPTED
+            message += f"\nKubernetes preempted pod {preempted} for one of higher priority"
+        text = "\n".join(filter(None, (cause, message)))
+        return JobEnded(job_id, exit_code, text, reason, bool(cause))
+
+    def _message_of(self, job_id: str, verdict: JobOutcome) -> str:
         """The outcome, with the deciding pod's own message, for people."""
         pod = self._pods.get(job_id, {}).get(verdict.pod or "", {})
         message = "\n".join(part for part in (verdict.message, pods.termination_message(pod)) if part)
