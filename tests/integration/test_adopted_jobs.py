@@ -110,6 +110,39 @@ def test_a_started_trial_whose_job_ended_without_a_manager_ends_with_the_missed_
     play(scenario)
 
 
+@pytest.mark.parametrize("has_started", [True, False])
+def test_an_adopted_job_that_turns_out_to_be_unknown_is_submitted_again_unless_its_trial_has_started(
+    a_real_experiment, has_started
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def submit():
+        engine, service = an_engine(experiment, kind=Cluster)
+        await a_submitted_trial(engine, service)
+        await engine.close()
+
+    if has_started:
+        run_first(experiment)
+    else:
+        play(submit)
+
+    async def scenario():
+        engine, service = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        (trial,) = engine.experiment.trials.values()
+        service.on_job_ended(
+            JobEnded(trial.job_id, None, "deleted", ExitReason.JOB_LOST, True, is_unknown=True)
+        )
+        await until(lambda: trial.state.is_terminal or service.submitted.is_set())
+        assert trial.state.value == ("FAILED" if has_started else "WAITING")
+        assert service.submitted.is_set() is not has_started
+        if has_started:
+            assert (trial.run.reason, trial.run.message) == (ExitReason.JOB_LOST, "deleted")
+        await engine.close()
+
+    play(scenario)
+
+
 def test_a_job_is_not_submitted_again_if_the_manager_may_not_read_whether_its_trial_started(
     a_real_experiment, monkeypatch
 ):

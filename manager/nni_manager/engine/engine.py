@@ -429,7 +429,11 @@ class Engine:
 
     def _note_job_ended(self, ended: JobEnded) -> None:
         self.dispatch.forget(ended.job_id)
-        self.recovery.note_ended(ended)
+        job = self.experiment.jobs.live.get(ended.job_id)
+        if ended.is_unknown and job is not None:
+            self.runtime.spawn(self.submission.resubmit_or_end(job, ended))
+        else:
+            self.recovery.note_ended(ended)
 
     # ---- time
 

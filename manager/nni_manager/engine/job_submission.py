@@ -101,29 +101,36 @@ class JobSubmission:
     async def adopt(self, job: Job) -> None:
         """Adopt a job of an earlier manager according to its present state."""
         presence = await self.service.adopt(job.job_id)
-        trial = self._trial_of(job)
-        trials = [self.experiment.trials[trial_id] for trial_id in job.trial_ids]
-        is_untouched = all([await self.recovery.is_untouched(each) for each in trials])
-        self._to_adopt.discard(job.job_id)
         log.info("job %s is %s", job.job_id, presence.value)
         if presence is JobPresence.RUNNING:
+            self._to_adopt.discard(job.job_id)
             is_to_end = self._is_to_end(job)
             self.experiment.transports.track(
                 job.job_id, time.monotonic(), expects_keeper=not (is_to_end or job.ever_connected)
             )
             if is_to_end:
                 await self.stop(job.job_id)
-        elif self.experiment.scheduler.reuses_jobs and is_untouched:
+        elif presence is JobPresence.UNKNOWN:
+            message = "its job no longer exists in the training service"
+            await self.resubmit_or_end(job, JobEnded(job.job_id, None, message, is_unknown=True))
+        else:
+            await self.resubmit_or_end(job, self.service.missed_end(job.job_id))
+
+    async def resubmit_or_end(self, job: Job, ended: JobEnded) -> None:
+        """Handle the end of a job of an earlier manager. One that may never have existed is submitted if untouched."""
+        self._to_adopt.add(job.job_id)
+        trials = [self.experiment.trials[trial_id] for trial_id in job.trial_ids]
+        is_untouched = all([await self.recovery.is_untouched(each) for each in trials])
+        self._to_adopt.discard(job.job_id)
+        if self.experiment.scheduler.reuses_jobs and is_untouched:
             # Or the job never existed: the earlier manager ended before the submission.
             how = "it ended while no manager was running"
             self.recovery.report(job.job_id, ExitReason.JOB_LOST, how, is_clean=True, was_supervised=False)
-        elif presence is JobPresence.UNKNOWN and trial is not None and is_untouched:
+        elif ended.is_unknown and job.trial_id is not None and is_untouched:
+            self.experiment.transports.forget(job.job_id)
             self.start(job)
-        elif presence is JobPresence.UNKNOWN:
-            message = "its job no longer exists in the training service"
-            self.recovery.start(job, JobEnded(job.job_id, None, message))
         else:
-            self.recovery.start(job, self.service.missed_end(job.job_id))
+            self.recovery.start(job, ended)
 
     def pending_reason(self, job_id: str) -> str:
         """Why the cluster has not accepted or started the job; empty if unknown."""

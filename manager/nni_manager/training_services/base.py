@@ -27,7 +27,8 @@ class JobEnded:
 
     `reason` is the reason of a trial that ends with the job, unless the exit code is one of the keeper's own.
     `is_explained`: the first line of `message` is why the cluster ended the job, or that it did. `pending_reason`: why the job
-    had not started; empty if it had, or if that is unknown.
+    had not started; empty if it had, or if that is unknown. `is_unknown`: the cluster has never shown the job to this manager, so
+    it may never have existed.
     """
 
     job_id: str
@@ -36,6 +37,7 @@ class JobEnded:
     reason: ExitReason = ExitReason.KEEPER_LOST
     is_explained: bool = False
     pending_reason: str = ""
+    is_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -429,7 +429,10 @@ class KubernetesService(TrainingService):
         who = "was deleted on request" if job.stop_is_asked else "was deleted, but not by this manager"
         cause = f"{self._operator.resource.kind} {job.name} in namespace {self._namespace} {who}"
         cause += f"; the job had not started: {pending_reason}" if pending_reason else ""
-        self._end(job, JobEnded(job.job_id, None, cause, ExitReason.JOB_LOST, True, pending_reason))
+        # Of a job that was adopted during an outage, no answer has confirmed that an earlier manager created it.
+        is_unknown = job.uid is None and not job.stop_is_asked
+        lost = JobEnded(job.job_id, None, cause, ExitReason.JOB_LOST, True, pending_reason, is_unknown)
+        self._end(job, lost)
 
     def _end(self, job: KubernetesJob, ended: JobEnded) -> None:
         if self._forget_job(job):
