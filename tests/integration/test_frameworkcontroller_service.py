@@ -491,42 +491,6 @@ async def test_the_service_polls_an_adopted_job_until_the_cluster_answers(site):
         assert service.problem == ""
 
 
-async def test_a_job_that_was_adopted_during_an_outage_and_is_deleted_later_is_not_unknown(site):
-    async with site.manager() as first:
-        await first.submit(site.settings())
-        await site.is_running()
-    site.cluster.api.stop()
-    async with site.manager() as second:
-        assert await second.adopt("trial1") is JobPresence.RUNNING
-        site.cluster.api.start()
-        await until(lambda: NAME in second._observed.resources, "the job is shown", DEADLINE_S)
-        site.store.delete(FRAMEWORKS, "default", NAME)
-        end = await site.has_ended()
-        assert (end.reason, end.is_unknown) == (ExitReason.JOB_LOST, False)
-
-
-async def test_a_manager_that_starts_during_an_outage_submits_the_jobs_that_its_predecessor_could_not(
-    site, a_real_experiment
-):
-    experiment = a_real_experiment("pass", trialConcurrency=1, maxTrialNum=1)
-
-    def service_of(on_job_ended):
-        kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), FrameworkController(site.config)
-        return KubernetesService(kubernetes, operator, experiment.folder.workspace, on_job_ended)
-
-    site.cluster.api.stop()
-    async with a_manager_here(experiment, service_of) as first:
-        await until(lambda: first.submission.problem, "the submission fails", DEADLINE_S)
-    site.cluster.node.is_full = True
-    async with a_manager_here(experiment, service_of) as second:
-        (trial,) = second.experiment.trials.values()
-        site.cluster.api.start()
-        await until(
-            lambda: site.store.list(FRAMEWORKS) or trial.state.is_terminal, "the job is created", DEADLINE_S
-        )
-        assert trial.state.value == "WAITING"
-
-
 async def test_the_number_of_list_and_watch_calls_is_independent_of_the_number_of_jobs(site, monkeypatch):
     # On a busy machine, the controller may create the pods so late that the service checks for missing pods. This delay disables
     # the check.

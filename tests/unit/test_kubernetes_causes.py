@@ -106,6 +106,28 @@ def store(observed, pod, *, is_gone=False):
     observed.store_pod(pod, is_gone=is_gone, is_kept=True)
 
 
+UNREADY = {"type": "Ready", "status": "False", "lastTransitionTime": "1970-01-01T00:01:00Z"}
+TAINTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_lost"),
+    [
+        (a_pod(conditions=[UNREADY]), False),  # e.g. a failing readiness probe
+        (a_pod(conditions=[UNREADY, TAINTED]), True),
+        (a_pod(conditions=[TAINTED]), False),  # its node reports, and ends it
+        (a_pod(conditions=[UNREADY, disruption("EvictionByEvictionAPI")]), False),
+        (a_pod("Failed", 143, conditions=[UNREADY, TAINTED]), False),
+        (a_pod(conditions=[UNREADY], deleted="1970-01-01T00:00:30Z"), True),  # until 00:01:15
+        (a_pod(conditions=[UNREADY], deleted=AT), False),  # until 2026
+    ],
+)
+def test_a_node_counts_as_lost_without_an_event_if_its_pod_should_have_ended(pod, is_lost):
+    observed = an_observer(now_s=100.0)
+    store(observed, pod | {"spec": {"nodeName": "n1"}})
+    assert observed.node_warning("aB3dE") == ("node n1 has not been ready for 40 s" if is_lost else "")
+
+
 def test_a_running_pod_that_disappears_is_reported_as_deleted_by_a_different_client():
     observed = an_observer()
     store(observed, a_pod(), is_gone=True)

@@ -211,6 +211,8 @@ class KubernetesService(TrainingService):
         self._apply(job, _E.CONFIRMED)
         if seen is not None:
             self._apply_document(job, seen)
+        # The watch of pods may have shown them before the job was registered.
+        self._announce(job)
         self._spawn(self._missing_pods.check())
         return JobPresence.RUNNING
 

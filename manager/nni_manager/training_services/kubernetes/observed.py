@@ -191,11 +191,12 @@ class ObservedObjects:
         return next(filter(None, warnings), "")
 
     def _node_warning_of(self, name: str, pod: Document) -> str:
-        is_ready, since = pods.readiness(pod)
-        # The condition alone may have another cause, such as a probe of a container.
-        if is_ready or not self.warnings.of(name, has_node=True).startswith(_NODE_NOT_READY):
+        (is_ready, since), now_s = pods.readiness(pod), self._clock()
+        has_event = self.warnings.of(name, has_node=True).startswith(_NODE_NOT_READY)
+        # The condition alone may have another cause, such as a probe of a container. The API server keeps events for an hour.
+        if is_ready or not (has_event or pods.is_left_by_node(pod, now_s)):
             return ""
-        node, since_s = pod["spec"].get("nodeName"), pods.seconds_since(since, self._clock())
+        node, since_s = pod["spec"].get("nodeName"), pods.seconds_since(since, now_s)
         return (
             f"node {node} is not ready"
             if since_s is None

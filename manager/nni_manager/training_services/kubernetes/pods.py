@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-_PREEMPTED, _OUT_OF_MEMORY = "PreemptionByScheduler", "OOMKilled"
+_PREEMPTED, _TAINTED, _OUT_OF_MEMORY = "PreemptionByScheduler", "DeletionByTaintManager", "OOMKilled"
 # The exit code of a keeper that Kubernetes has asked to end.
 _TERMINATED = 143
 _DISRUPTIONS = {
     _PREEMPTED: "was preempted for one of higher priority",
-    "DeletionByTaintManager": "was evicted because of a taint of its node",
+    _TAINTED: "was evicted because of a taint of its node",
     "EvictionByEvictionAPI": "was evicted through the API, as `kubectl drain` does",
     "DeletionByPodGC": "was deleted because its node is gone",
     "TerminationByKubelet": "was evicted by its node",
@@ -123,6 +123,12 @@ def failure_of(pod: Mapping[str, Any]) -> tuple[int | None, bool]:
 def is_preempted(pod: Mapping[str, Any]) -> bool:
     """True if the scheduler ended the pod to make room for one of higher priority."""
     return _disruption(pod).get("reason") == _PREEMPTED
+
+
+def is_left_by_node(pod: Mapping[str, Any], now_s: float) -> bool:
+    """True if a running pod should have ended: its node's taint evicts it, or its deletion is overdue. `now_s`: as above."""
+    ends_at = _time_of(str((pod.get("metadata") or {}).get("deletionTimestamp") or ""))
+    return _disruption(pod).get("reason") == _TAINTED or (ends_at is not None and ends_at.timestamp() < now_s)
 
 
 def why_ended(pod: Mapping[str, Any]) -> str:

@@ -1,0 +1,81 @@
+"""Jobs on Kubernetes that a resumed manager adopts: those of a lost node, and those of an outage of the API server."""
+
+import pytest
+from deadlines import DEADLINE_S
+from kube_controllers import FRAMEWORKS
+from kube_site import NAME, QUICK, a_site
+from kube_store import EVENTS, PODS
+from real_experiment import a_manager_here, until
+
+pytest.importorskip("kubernetes")
+
+from nni_manager.training_services.base import JobPresence
+from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
+from nni_manager.training_services.kubernetes.api import Kubernetes
+from nni_manager.training_services.kubernetes.backend import KubernetesService
+from trial_keeper.wire.reasons import ExitReason
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    with a_site(tmp_path, monkeypatch) as site:
+        yield site
+
+
+async def test_a_manager_that_adopts_a_job_reports_that_its_node_was_lost_before(site):
+    async with site.manager() as first:
+        await first.submit(site.settings())
+        await site.is_running()
+    site.cluster.node.lose()
+    for event in site.store.list(EVENTS):  # The API server deletes events after an hour.
+        site.store.delete(EVENTS, "default", event["metadata"]["name"])
+    tainted = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    site.store.change(
+        *(PODS, "default", f"{NAME}-worker-0"),
+        lambda it: it["status"]["conditions"].append(tainted),
+        "status",
+    )
+    changes = []
+    async with site.manager() as second:
+        second.on_node_changed = lambda job_id, is_ready: changes.append((job_id, is_ready))
+        assert await second.adopt("another") is JobPresence.UNKNOWN
+        await until(lambda: second._observed.has_pods("trial1"), "the pods are listed", DEADLINE_S)
+        assert await second.adopt("trial1") is JobPresence.RUNNING
+        assert changes == [("trial1", False)]
+        site.cluster.node.bury()
+
+
+async def test_a_job_that_was_adopted_during_an_outage_and_is_deleted_later_is_not_unknown(site):
+    async with site.manager() as first:
+        await first.submit(site.settings())
+        await site.is_running()
+    site.cluster.api.stop()
+    async with site.manager() as second:
+        assert await second.adopt("trial1") is JobPresence.RUNNING
+        site.cluster.api.start()
+        await until(lambda: NAME in second._observed.resources, "the job is shown", DEADLINE_S)
+        site.store.delete(FRAMEWORKS, "default", NAME)
+        end = await site.has_ended()
+        assert (end.reason, end.is_unknown) == (ExitReason.JOB_LOST, False)
+
+
+async def test_a_manager_that_starts_during_an_outage_submits_the_jobs_that_its_predecessor_could_not(
+    site, a_real_experiment
+):
+    experiment = a_real_experiment("pass", trialConcurrency=1, maxTrialNum=1)
+
+    def service_of(on_job_ended):
+        kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), FrameworkController(site.config)
+        return KubernetesService(kubernetes, operator, experiment.folder.workspace, on_job_ended)
+
+    site.cluster.api.stop()
+    async with a_manager_here(experiment, service_of) as first:
+        await until(lambda: first.submission.problem, "the submission fails", DEADLINE_S)
+    site.cluster.node.is_full = True
+    async with a_manager_here(experiment, service_of) as second:
+        (trial,) = second.experiment.trials.values()
+        site.cluster.api.start()
+        await until(
+            lambda: site.store.list(FRAMEWORKS) or trial.state.is_terminal, "the job is created", DEADLINE_S
+        )
+        assert trial.state.value == "WAITING"
