@@ -322,7 +322,8 @@ class KubernetesService(TrainingService):
                 self._observed.warnings.drop(document)
             case watch.WatchFailed(message):
                 logger.warning(
-                    "%s; without this right, the reasons of some pending pods are not shown", message
+                    "%s; without this right, lost nodes may not be detected, and the reasons of some pending pods are not shown",
+                    message,
                 )
             case watch.Synced():
                 pass

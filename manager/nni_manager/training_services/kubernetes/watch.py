@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 _MIN_WATCH_S = 1.0
 _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 20.0
+# Rights are granted by people, who look at the result within minutes.
+_DENIED_RETRY_DELAY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Synced:
 class WatchFailed:
     """The reason why no changes arrive; empty once the watch works again.
 
-    An optional watch sends it only if the login may not watch the objects, and ends.
+    An optional watch sends it only if the login may not watch the objects.
     """
 
     message: str
@@ -77,7 +79,7 @@ class Watch:
     ) -> None:
         """`selector` matches labels, `fields` matches fields. `concerns` filters the matches, on the watch's thread.
 
-        `is_optional`: other watches report the same failures, except a missing right, which ends this watch.
+        `is_optional`: other watches report the same failures, except a missing right, which may be granted later.
         """
         self._cluster = cluster
         self._resource = resource
@@ -127,10 +129,12 @@ class Watch:
                     pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
                     continue
             except NniManagerError as error:
-                if self._is_optional and isinstance(error, Forbidden):
-                    self._emit(WatchFailed(str(error)))
-                    return
-                self._note(str(error))
+                is_denied = self._is_optional and isinstance(error, Forbidden)
+                self._note(str(error), is_reported=is_denied)
+                if is_denied:
+                    since = None
+                    self._must_end.wait(_DENIED_RETRY_DELAY_S)
+                    continue
             except Exception as error:  # without this thread, no job's end is detected
                 logger.exception("cannot parse an answer from Kubernetes")
                 since = None
@@ -164,10 +168,10 @@ class Watch:
             self._known[uid] = document
             self._emit(Upserted(document))
 
-    def _note(self, failure: str) -> None:
+    def _note(self, failure: str, *, is_reported: bool = False) -> None:
         if failure != self._failure:
             self._failure = failure
-            if not self._is_optional:
+            if is_reported or not self._is_optional:
                 self._emit(WatchFailed(failure))
 
     def _emit(self, change: Change) -> None:
