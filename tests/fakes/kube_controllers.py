@@ -499,7 +499,8 @@ def _pod_completion(said):
         return _completion(0, "Succeeded", "Pod succeeded", "Succeeded")
     containers = [
         {"name": each["name"], "code": ended["exitCode"], "reason": ended["reason"]}
-        for each in said.get("containerStatuses", [])
+        for part in ("initContainerStatuses", "containerStatuses")
+        for each in said.get(part, [])
         if (ended := each["state"].get("terminated")) and ended["exitCode"]
     ]
     shown = {"reason": said.get("reason"), "message": said.get("message"), "containers": containers}

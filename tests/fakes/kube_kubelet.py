@@ -464,12 +464,13 @@ class Pod:
         init = self._pod["spec"].get("initContainers", [])
         plans = self._plans[len(init) :]
         for plan in self._plans[: len(init)]:
-            self._tell_init(plan, {"running": {"startedAt": now()}}, plans, here)
+            started_at = now()
+            self._tell_init(plan, {"running": {"startedAt": started_at}}, plans, here)
             code = self._run_init(plan)
+            self._tell_init(plan, {"terminated": self._end(plan[0], code, started_at)}, plans, here)
             if code:
-                self._node.write(self._pod, phase="Failed", reason="InitContainerFailed", message=str(code))
+                self._node.write(self._pod, phase="Failed")
                 return
-            self._tell_init(plan, {"terminated": {"exitCode": 0, "reason": "Completed"}}, plans, here)
         started_at = now()
         started = self._start(plans)
         running = [
@@ -567,7 +568,8 @@ class Pod:
             "startedAt": started_at,
             "finishedAt": now(),
         }
-        if code and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+        has_log = self._log.exists()  # the barrier writes none
+        if code and has_log and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
             told["message"] = self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace")
         return told
 

@@ -6,7 +6,14 @@ import pytest
 
 from nni_manager.training_services.kubeflow.operators import OPERATORS
 from nni_manager.training_services.kubernetes.observed import ObservedObjects
-from nni_manager.training_services.kubernetes.pods import deleted_at, seconds_since, why_ended
+from nni_manager.training_services.kubernetes.pods import (
+    blocking_init_step,
+    deleted_at,
+    has_run,
+    init_failure,
+    seconds_since,
+    why_ended,
+)
 from nni_manager.training_services.kubernetes.section import ClaimStorage, KubernetesConfig
 
 BEFORE, AT, AFTER = (f"2026-01-01T00:00:{second}Z" for second in ("29", "30", "31"))
@@ -104,6 +111,52 @@ def an_observer(now_s=100.0):
 
 def store(observed, pod, *, is_gone=False):
     observed.store_pod(pod, is_gone=is_gone, is_kept=True)
+
+
+def with_init(pod, *, exit_code=None, finished_at=AT, is_sidecar=False):
+    """The pod with an init container, which has ended with an exit code, or runs."""
+    running = {"running": {"startedAt": BEFORE}}
+    ended = {"terminated": {"exitCode": exit_code, "reason": "Error", "finishedAt": finished_at}}
+    state = running if exit_code is None else ended
+    spec = {"name": "init"} | ({"restartPolicy": "Always"} if is_sidecar else {})
+    status = pod["status"] | {"initContainerStatuses": [{"name": "init", "state": state}]}
+    return pod | {"spec": {"initContainers": [spec]}, "status": status}
+
+
+def test_only_an_init_container_that_must_end_blocks_a_pending_pod():
+    assert blocking_init_step(with_init(a_pod("Pending"))) == "its init container init has not ended"
+    assert blocking_init_step(with_init(a_pod("Pending"), is_sidecar=True)) == ""
+
+
+@pytest.mark.parametrize(
+    ("pod", "cause"),
+    [
+        (
+            with_init(a_pod("Failed"), exit_code=1),
+            "pod p-0 failed: init container init failed: exit code 1, Error",
+        ),
+        (with_init(a_pod("Failed", 1), exit_code=0), ""),
+        (with_init(a_pod("Failed", 1), exit_code=143, is_sidecar=True), ""),
+        # FrameworkController deletes the pods of a job that has failed.
+        (
+            with_init(a_pod("Failed", deleted=AFTER), exit_code=1),
+            "pod p-0 failed: init container init failed: exit code 1, Error",
+        ),
+        (with_init(a_pod("Failed", deleted=BEFORE), exit_code=143), ""),
+        (
+            with_init(a_pod("Failed", conditions=[disruption("TerminationByKubelet")]), exit_code=143),
+            "pod p-0 was evicted by its node: TerminationByKubelet: so",
+        ),
+    ],
+)
+def test_the_cause_of_a_pod_names_the_init_container_that_failed_by_itself(pod, cause):
+    assert why_ended(pod) == cause
+    assert bool(init_failure(pod)) is ("init container" in cause)
+
+
+def test_a_pod_has_not_run_if_its_init_container_failed():
+    assert not has_run(with_init(a_pod("Failed"), exit_code=1))
+    assert has_run(with_init(a_pod("Failed", 1), exit_code=0))
 
 
 UNREADY = {"type": "Ready", "status": "False", "lastTransitionTime": "1970-01-01T00:01:00Z"}

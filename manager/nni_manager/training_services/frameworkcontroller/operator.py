@@ -22,7 +22,7 @@ from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Operator, Stage
 from nni_manager.training_services.kubernetes.pod_template import with_labels, with_variables
-from nni_manager.training_services.kubernetes.pods import is_terminal, reason_and_message
+from nni_manager.training_services.kubernetes.pods import init_failure_text, is_terminal, reason_and_message
 from nni_manager.training_services.kubernetes.resources import Resource
 from nni_manager.training_services.kubernetes.section import MOUNT, VOLUME, RoleConfig
 from trial_keeper.settings import PREFIX, KeeperSettings
@@ -43,6 +43,8 @@ _NO_RETRIES = {"fancyRetryPolicy": False, "maxRetryCount": 0}
 # FrameworkController's codes for pods or jobs that were deleted externally.
 _PREEMPTED = -1003
 """PodPreemptedForCriticalPod."""
+_TRANSIENT = frozenset({200, 201})
+"""Exit codes of containers whose failure a retry may resolve, such as the barrier's timeout."""
 _DELETED_EXTERNALLY = frozenset({-100, -101, -210, -220, -230})
 # Exports the role's command, exactly as Kubernetes expands it, as a line of bash.
 _EXPORTS_COMMAND = f"""export {PREFIX}COMMAND="$(printf '%q ' "$@")\""""
@@ -162,17 +164,21 @@ class FrameworkController(Operator):
         if pod_message := reason_and_message(ended):
             message += f"\nKubernetes reports for its pod: {pod_message}"
         reason = ExitReason.JOB_LOST if code in _DELETED_EXTERNALLY else ExitReason.KEEPER_LOST
-        exit_code = None
-        if failed:
+        exit_code, cause, pod = None, "", task.get("podName")
+        if failed and failed[-1].get("name") in _init_containers(document):
+            # Its exit code is not that of a keeper.
+            of_init = (failed[-1]["name"], int(failed[-1]["code"]), failed[-1].get("reason"))
+            if reason is ExitReason.KEEPER_LOST and not ended.get("reason"):
+                cause = f"pod {pod} failed: {init_failure_text(*of_init)}"
+                reason = reason if of_init[1] in _TRANSIENT else ExitReason.COULD_NOT_START
+        elif failed:
             exit_code = int(failed[-1]["code"])
             if failed[-1].get("reason") == "OOMKilled":
                 reason = ExitReason.OUT_OF_MEMORY
         if code == _PREEMPTED:
             exit_code, reason = None, ExitReason.PREEMPTED
-        pod = task.get("podName")
-        return JobOutcome(
-            exit_code, message, reason, pod, pod is not None and not is_terminal(pods.get(pod, {}))
-        )
+        awaits_pod = pod is not None and not is_terminal(pods.get(pod, {}))
+        return JobOutcome(exit_code, message, reason, pod, awaits_pod, cause)
 
     @property
     def _template(self) -> Document:
@@ -249,6 +255,13 @@ class FrameworkController(Operator):
 
 def _count(wanted: int | None) -> int:
     return -1 if wanted is None else wanted
+
+
+def _init_containers(framework: Document) -> set[str]:
+    """The names of the init containers of all roles."""
+    roles = (framework.get("spec") or {}).get("taskRoles") or []
+    specs = (role["task"]["pod"].get("spec") or {} for role in roles)
+    return {each["name"] for spec in specs for each in spec.get("initContainers") or []}
 
 
 def _deciding_task(attempt: Document, trigger: Document) -> Document:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Operator, Stage
-from nni_manager.training_services.kubernetes.pods import failure_of, first_failed
+from nni_manager.training_services.kubernetes.pods import failure_of, first_failed, init_failure
 from nni_manager.training_services.kubernetes.render import (
     TERMINATION_MARGIN_S,
     pod_spec,
@@ -89,6 +89,8 @@ class ConditionedOperator(Operator):
             return JobOutcome(None, message, ExitReason.KEEPER_LOST, awaits_pod=True)
         exit_code, is_out_of_memory = failure_of(pods[pod])
         reason = ExitReason.OUT_OF_MEMORY if is_out_of_memory else ExitReason.KEEPER_LOST
+        if init_failure(pods[pod]):
+            reason = ExitReason.COULD_NOT_START
         return JobOutcome(exit_code, message, reason, pod)
 
     def suspension(self, document: Document) -> str:

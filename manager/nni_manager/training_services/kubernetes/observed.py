@@ -112,7 +112,7 @@ class ObservedObjects:
         verdict = self.verdict(job_id, resource)
         exit_code, reason = verdict.exit_code, verdict.reason
         message = self._message_of(job_id, verdict)
-        cause = "" if stop_was_asked else self.cause(job_id, verdict.pod)
+        cause = "" if stop_was_asked else self.cause(job_id, verdict.pod) or verdict.cause
         if (preempted := self.preempted_pod(job_id)) is not None:
             # Whatever the exit code: training code may use the grace period to end without an error.
             exit_code, reason = None, ExitReason.PREEMPTED
@@ -124,7 +124,7 @@ class ObservedObjects:
         """The outcome, with the deciding pod's own message, for people."""
         pod = self._pods.get(job_id, {}).get(verdict.pod or "", {})
         message = "\n".join(part for part in (verdict.message, pods.termination_message(pod)) if part)
-        if verdict.exit_code is None and verdict.pod is not None:
+        if verdict.exit_code is None and verdict.pod is not None and not pods.init_failure(pod):
             # No container reports a cause, e.g. after a node loss; a warning may.
             warning = self.warnings.of(verdict.pod, has_node=True)
             message += f"\nKubernetes warned: {warning}" if warning else ""

@@ -32,7 +32,8 @@ class Stage(Enum):
 class JobOutcome:
     """The outcome of a resource in stage ENDED. `exit_code` is that of the deciding container; None: no container decided it.
 
-    `pod` is that container's; None: unknown. `awaits_pod`: the pod's end is not seen yet, so a short wait is useful.
+    `pod` is that container's; None: unknown. `awaits_pod`: the pod's end is not seen yet, so a short wait is useful. `cause`: why
+    the pod failed, in one line, if only the operator reports it.
     """
 
     exit_code: int | None
@@ -40,6 +41,7 @@ class JobOutcome:
     reason: ExitReason
     pod: str | None = None
     awaits_pod: bool = False
+    cause: str = ""
 
 
 SUCCESS = JobOutcome(0, "", ExitReason.KEEPER_LOST)

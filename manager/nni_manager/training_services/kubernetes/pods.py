@@ -49,8 +49,8 @@ def pending_reason(pod: Mapping[str, Any]) -> str:
 
 
 def blocking_init_step(pod: Mapping[str, Any]) -> str:
-    """Returns the running init container of a pending pod, e.g. a barrier; empty if none runs."""
-    for each in (pod.get("status") or {}).get("initContainerStatuses") or []:
+    """Returns the running init container of a pending pod, e.g. a barrier; empty if none runs, or only sidecars."""
+    for each in _init_statuses(pod):
         if "running" in (each.get("state") or {}):
             return f"its init container {each['name']} has not ended"
     return ""
@@ -82,12 +82,12 @@ def has_node(pod: Mapping[str, Any]) -> bool:
 
 
 def termination_message(pod: Mapping[str, Any]) -> str:
-    """Returns why a pod failed as a whole, and the last output of its failed containers."""
+    """Returns why a pod failed as a whole, and the last output of its failed containers, also of init containers."""
     status = pod.get("status") or {}
     messages = (
         [reason_and_message(status)] if status.get("phase") == "Failed" and status.get("reason") else []
     )
-    for ended in _ended(pod):
+    for ended in _ended(pod, with_init=True):
         if ended.get("exitCode") and ended.get("message"):
             messages.append(str(ended["message"]).strip())
     return "\n".join(messages)
@@ -95,7 +95,8 @@ def termination_message(pod: Mapping[str, Any]) -> str:
 
 def has_run(pod: Mapping[str, Any]) -> bool:
     """True if a container other than an init container has started."""
-    return (pod.get("status") or {}).get("phase") in ("Running", "Succeeded", "Failed")
+    phase = (pod.get("status") or {}).get("phase")
+    return phase in ("Running", "Succeeded", "Failed") and _failed_init(pod) is None
 
 
 def first_failed(pods: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -113,11 +114,28 @@ def first_failed(pods: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def failure_of(pod: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """Returns the exit code of a failed container (None: none failed), and True if one was killed for lack of memory."""
+    """Returns the exit code of a failed container (None: none failed), and True if one was killed for lack of memory.
+
+    Without init containers: their exit codes are not those of a keeper.
+    """
     failed = [each for each in _ended(pod) if each.get("exitCode")]
     if not failed:
         return None, False
     return int(failed[-1]["exitCode"]), any(each.get("reason") == "OOMKilled" for each in failed)
+
+
+def init_failure(pod: Mapping[str, Any]) -> str:
+    """Returns which init container of a pod failed by itself, and how; empty if none did."""
+    failed, status = _failed_init(pod), pod.get("status") or {}
+    if failed is None or _disruption(pod) or status.get("reason") or deleted_at(pod) is not None:
+        return ""
+    ended = failed["state"]["terminated"]
+    return init_failure_text(failed.get("name"), ended["exitCode"], ended.get("reason"))
+
+
+def init_failure_text(name: str | None, exit_code: int, reason: str | None) -> str:
+    """Returns how an init container failed, for people."""
+    return f"init container {name} failed: exit code {exit_code}{f', {reason}' if reason else ''}"
 
 
 def is_preempted(pod: Mapping[str, Any]) -> bool:
@@ -143,6 +161,8 @@ def why_ended(pod: Mapping[str, Any]) -> str:
         return f"pod {name} {how}: {_in_one_line(condition)}"
     if status.get("phase") == "Failed" and status.get("reason"):
         return f"pod {name} failed: {_in_one_line(status)}"
+    if failure := init_failure(pod):
+        return f"pod {name} failed: {failure}"
     if (
         killed := next((each for each in _ended(pod) if each.get("reason") == _OUT_OF_MEMORY), None)
     ) is not None:
@@ -171,7 +191,8 @@ def deleted_at(pod: Mapping[str, Any]) -> str | None:
     asked_at_text = asked_at.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     # Operators, too, delete pods: those that have ended. The times have a resolution of one second.
     ended_at = _ended_at(pod)
-    is_before = asked_at_text < ended_at or (asked_at_text == ended_at and failure_of(pod)[0] == _TERMINATED)
+    is_terminated = any(each.get("exitCode") == _TERMINATED for each in _ended(pod, with_init=True))
+    is_before = asked_at_text < ended_at or (asked_at_text == ended_at and is_terminated)
     return asked_at_text if is_before or not is_terminal(pod) else None
 
 
@@ -191,13 +212,33 @@ def is_terminal(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
-def _ended(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+def _ended(pod: Mapping[str, Any], *, with_init: bool = False) -> list[Mapping[str, Any]]:
+    statuses = [
+        *(_init_statuses(pod) if with_init else ()),
+        *((pod.get("status") or {}).get("containerStatuses") or ()),
+    ]
     return [(each.get("state") or {}).get("terminated") or {} for each in statuses]
 
 
 def _ended_at(pod: Mapping[str, Any]) -> str:
-    return max((str(each.get("finishedAt") or "") for each in _ended(pod)), default="")
+    return max((str(each.get("finishedAt") or "") for each in _ended(pod, with_init=True)), default="")
+
+
+def _init_statuses(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the statuses of the init containers that must end before the others start: sidecars run beside them.
+
+    Source: Kubernetes 1.29, Sidecar Containers.
+    """
+    given = (pod.get("spec") or {}).get("initContainers") or []
+    sidecars = {each.get("name") for each in given if each.get("restartPolicy") == "Always"}
+    statuses = (pod.get("status") or {}).get("initContainerStatuses") or []
+    return [each for each in statuses if each.get("name") not in sidecars]
+
+
+def _failed_init(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the status of the failed init container; None: none has failed."""
+    ended = ((each, (each.get("state") or {}).get("terminated") or {}) for each in _init_statuses(pod))
+    return next((each for each, how in ended if how.get("exitCode")), None)
 
 
 def reason_and_message(status: Mapping[str, Any]) -> str:
