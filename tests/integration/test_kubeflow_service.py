@@ -224,6 +224,24 @@ async def test_a_running_job_has_a_warning_and_starts_again_if_kueue_suspends_it
         await site.has_ended()
 
 
+async def test_a_preemption_of_the_new_pod_of_a_requeued_job_is_reported(site):
+    site.store.create(LOCAL_QUEUES, "default", {"metadata": {"name": "team"}, "spec": {"stopPolicy": "None"}})
+    site.config = replace(CONFIGS["job"], queue="team")
+    preempted = []
+    async with site.manager() as service:
+        service.on_job_preempted = preempted.append
+        await service.submit(site.settings())
+        (first,) = await until_pods_run(site)
+        site.store.change(LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="Hold"))
+        await until(lambda: not site.store.find(PODS, "default", first), "its pod is gone", DEADLINE_S)
+        site.store.change(LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="None"))
+        (second,) = await until_pods_run(site)
+        site.cluster.node.announce_preemption(site.store.get(PODS, "default", second))
+        await until(lambda: preempted == ["trial1"], "the preemption is reported", DEADLINE_S)
+        assert await service.stop("trial1")
+        await site.has_ended()
+
+
 def test_a_server_that_does_not_return_its_version_is_accepted(site):
     kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS["job"])
     site.cluster.api.minor_version = "20"

@@ -200,3 +200,35 @@ def test_pods_have_no_termination_cause_if_an_operator_deletes_them_together_wit
     store(observed, first)
     store(observed, second)
     assert observed.cause("aB3dE", None) == observed.cause("aB3dE", "p-0") == ""
+
+
+def of_task(pod, name, created, index="0"):
+    """The pod of a task of an indexed Job, under its own name."""
+    annotations = {"batch.kubernetes.io/job-completion-index": index}
+    labels = {"trialId": "aB3dE", "job-name": "job"}
+    meta = {"name": name, "uid": name, "creationTimestamp": created}
+    return pod | {"metadata": pod["metadata"] | meta | {"annotations": annotations, "labels": labels}}
+
+
+@pytest.mark.parametrize("is_gone_first", [True, False])
+def test_a_replaced_pod_does_not_determine_the_end_of_its_job(is_gone_first):
+    observed = an_observer()
+    old = of_task(a_pod("Failed", 143, deleted=BEFORE), "p-a", BEFORE)
+    # Its operator deletes it as well, so the time of its end does not distinguish it.
+    new = of_task(a_pod("Failed", 3, deleted=AFTER), "p-b", AFTER)
+    store(observed, old, is_gone=is_gone_first)
+    store(observed, new)
+    if not is_gone_first:
+        assert not observed.has_one_pod("aB3dE")
+        store(observed, old, is_gone=True)
+    assert observed.has_one_pod("aB3dE")
+    ended = {"conditions": [{"type": "Failed", "status": "True"}]}
+    end = observed.end_of("aB3dE", {"metadata": {"name": "job"}, "status": ended})
+    assert (end.exit_code, end.is_explained) == (3, False)
+
+
+def test_a_gone_pod_of_another_task_is_kept():
+    observed = an_observer()
+    store(observed, of_task(a_pod("Failed", 3), "p-0-a", BEFORE), is_gone=True)
+    store(observed, of_task(a_pod(), "p-1-a", AFTER, index="1"))
+    assert not observed.has_one_pod("aB3dE")

@@ -51,8 +51,17 @@ class ObservedObjects:
             self._gone_pods.add(name)
         else:
             del shown[name]
-            if not shown:
-                del self._pods[job_id]
+        self._drop_replaced(shown)
+        if not shown:
+            del self._pods[job_id]
+
+    def _drop_replaced(self, shown: dict[str, Document]) -> None:
+        """Drop the pods that are gone and were replaced: they do not explain the end of their job."""
+        present = [pod for name, pod in shown.items() if name not in self._gone_pods]
+        for name in [name for name in shown if name in self._gone_pods]:
+            if any(pods.replaces(pod, shown[name]) for pod in present):
+                del shown[name]
+                self._gone_pods.discard(name)
 
     def note_preempted(self, event: Document) -> None:
         """Store the scheduler's event that it has preempted a pod."""

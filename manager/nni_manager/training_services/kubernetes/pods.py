@@ -99,6 +99,26 @@ def has_run(pod: Mapping[str, Any]) -> bool:
     return phase in ("Running", "Succeeded", "Failed") and _failed_init(pod) is None
 
 
+def replaces(pod: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if the pod was created in place of the other one, for the same task: Kueue has admitted its job again, for example."""
+    meta, before = pod["metadata"], other["metadata"]
+    return (
+        _task_of(meta) == _task_of(before)
+        and meta.get("uid") != before.get("uid")
+        and str(meta.get("creationTimestamp") or "") >= str(before.get("creationTimestamp") or "")
+    )
+
+
+def _task_of(meta: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the Job and the index of a pod, or the pod's name, which other operators use again.
+
+    Source: Kubernetes, Job v1, completionMode Indexed: the index is an annotation, and a label since 1.28.
+    """
+    labels = meta.get("labels") or {}
+    index = ((meta.get("annotations") or {}) | labels).get("batch.kubernetes.io/job-completion-index")
+    return ("", str(meta["name"])) if index is None else (str(labels.get("job-name")), str(index))
+
+
 def first_failed(pods: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Returns the name of the pod that most likely failed first; None if none failed.
 
