@@ -63,6 +63,11 @@ async def until_pods_run(site, count=1):
     return [pod["metadata"]["name"] for pod in running()]
 
 
+async def until_found(site):
+    await until(lambda: site.store.list(PODS), "a pod is created", DEADLINE_S)
+    return [pod["metadata"]["name"] for pod in site.store.list(PODS)]
+
+
 async def test_a_job_does_not_end_while_the_cluster_restarts_its_pods(site):
     site.config = CONFIGS["pytorch-operator"]
     async with site.manager() as service:
@@ -219,6 +224,29 @@ async def test_a_running_job_has_a_warning_and_starts_again_if_kueue_suspends_it
         await until(lambda: service.warning("trial1") == "", "it starts again", DEADLINE_S)
         (second,) = await until_pods_run(site)
         assert second != first
+        assert await service.stop("trial1")
+        assert not service.will_restart("trial1")
+        await site.has_ended()
+
+
+async def test_a_requeued_job_starts_again_while_its_new_pod_cannot_pull_its_image(site):
+    """Kueue may admit the job again before the manager asks whether it starts again."""
+    site.store.create(LOCAL_QUEUES, "default", {"metadata": {"name": "team"}, "spec": {"stopPolicy": "None"}})
+    site.config = replace(CONFIGS["job"], queue="team")
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        (first,) = await until_pods_run(site)
+        site.cluster.node.missing_images.add("me/train:1")
+        site.store.change(LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="Hold"))
+        await until(lambda: not site.store.find(PODS, "default", first), "its pod is gone", DEADLINE_S)
+        site.store.change(LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="None"))
+        (pod,) = await until_found(site)
+        await until(
+            lambda: service._observed.suspension(NAME) == "" and pod in service._observed._pods["trial1"],
+            "it is admitted again",
+            DEADLINE_S,
+        )
+        assert service.will_restart("trial1")
         assert await service.stop("trial1")
         assert not service.will_restart("trial1")
         await site.has_ended()

@@ -232,3 +232,36 @@ def test_a_gone_pod_of_another_task_is_kept():
     store(observed, of_task(a_pod("Failed", 3), "p-0-a", BEFORE), is_gone=True)
     store(observed, of_task(a_pod(), "p-1-a", AFTER, index="1"))
     assert not observed.has_one_pod("aB3dE")
+
+
+RUNS = {"metadata": {"name": "job", "uid": "j"}, "status": {}}
+FAILED = RUNS | {"status": {"conditions": [{"type": "Failed", "status": "True"}]}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "resource", "has_new"),
+    [
+        (a_pod("Pending"), RUNS, True),
+        (a_pod(), RUNS, True),
+        (a_pod("Failed", 3), RUNS, False),
+        (a_pod(deleted=AFTER), RUNS, False),
+        (a_pod(conditions=[UNREADY, TAINTED]), RUNS, False),  # its node is lost
+        (a_pod("Pending"), FAILED, False),
+    ],
+)
+def test_a_job_has_a_new_pod_only_if_the_pod_can_run(pod, resource, has_new):
+    observed = an_observer()
+    observed.resources["job"] = resource
+    store(observed, of_task(a_pod("Failed", 143, deleted=BEFORE), "p-a", BEFORE))
+    assert not observed.has_new_pod("aB3dE", "job")
+    store(observed, of_task(pod, "p-b", AFTER) | {"spec": {"nodeName": "n1"}})
+    assert observed.has_new_pod("aB3dE", "job") is has_new
+
+
+def test_the_only_pod_of_a_job_is_not_a_new_one():
+    observed = an_observer()
+    observed.resources["job"] = RUNS
+    store(observed, of_task(a_pod(), "p-a", BEFORE))
+    store(observed, of_task(a_pod(), "p-a", BEFORE))
+    store(observed, of_task(a_pod(), "p-1", AFTER, index="1"))
+    assert not observed.has_new_pod("aB3dE", "job")

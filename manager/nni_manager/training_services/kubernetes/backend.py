@@ -126,9 +126,11 @@ class KubernetesService(TrainingService):
         return self._observed.warning(job_id, self._name_of(job_id)) if is_shown else ""
 
     def will_restart(self, job_id: str) -> bool:
-        """True for a suspended job: its operator keeps it, and creates its pods again."""
+        """True for a suspended job, whose pods its operator creates again, and for one that has new pods already."""
         job = self._jobs.get(job_id)
-        return job is not None and not job.stop_is_asked and bool(self._observed.suspension(job.name))
+        if job is None or job.stop_is_asked:
+            return False
+        return bool(self._observed.suspension(job.name)) or self._observed.has_new_pod(job_id, job.name)
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Create the job's resource and the secrets that it owns.

@@ -39,11 +39,15 @@ class ObservedObjects:
         """The uids of pods with an event Preempted."""
         self._gone_pods: set[str] = set()
         """The names of kept pods that were deleted."""
+        self._replacement_uids: set[str] = set()
+        """The uids of the pods that were created in place of an earlier pod of their job."""
 
     def store_pod(self, pod: Document, *, is_gone: bool, is_kept: bool) -> None:
         """Store a pod. `is_kept`: its job's end is not reported yet."""
         job_id, name = job_of(pod), pod["metadata"]["name"]
         shown = self._pods.setdefault(job_id, {})
+        if any(pods.replaces(pod, each) for each in shown.values()):
+            self._replacement_uids.add(pod["metadata"]["uid"])
         shown[name] = pod
         if not is_gone:
             self._gone_pods.discard(name)  # a recreated pod may have the same name
@@ -90,7 +94,9 @@ class ObservedObjects:
 
     def forget_job(self, job_id: str, name: str) -> None:
         """Remove the pods and warnings of a job that has ended. Its resource stays until it is deleted."""
-        self._gone_pods.difference_update(self._pods.pop(job_id, {}))
+        forgotten = self._pods.pop(job_id, {})
+        self._gone_pods.difference_update(forgotten)
+        self._replacement_uids.difference_update(pod["metadata"].get("uid") for pod in forgotten.values())
         self.warnings.forget(name)
 
     def has_started(self, job_id: str, resource: Document) -> bool:
@@ -170,6 +176,19 @@ class ObservedObjects:
         """Why the job of this name was suspended after its start; empty if it was not."""
         seen = self.resources.get(name)
         return "" if seen is None else self._operator.suspension(seen)
+
+    def has_new_pod(self, job_id: str, name: str) -> bool:
+        """True if a pod that replaces an ended one runs or will run, on nodes that are ready."""
+        seen = self.resources.get(name)
+        if seen is None or self._operator.stage_of(seen) is Stage.ENDED or self.node_warning(job_id):
+            return False
+        return any(
+            pod["metadata"].get("uid") in self._replacement_uids
+            and not (
+                pods.is_terminal(pod) or "deletionTimestamp" in pod["metadata"] or each in self._gone_pods
+            )
+            for each, pod in self._pods.get(job_id, {}).items()
+        )
 
     def pending_reason(self, job_id: str, name: str, waited_s: float, refusal: str = "") -> str:
         """Why a job has not started, for people; empty if unknown. `refusal`: why the cluster refuses missing pods."""
