@@ -148,16 +148,17 @@ async def test_a_restarted_manager_adopts_existing_jobs(platform):
             JobPresence.RUNNING,
             JobPresence.UNKNOWN,
         ]
-        missed = second.missed_end("trial2")
+        second.report_end("trial2")
+        missed = await platform.has_ended()
         assert (missed.job_id, missed.exit_code) == ("trial2", platform.missed_exit_code)
         assert platform.adopted_failure in missed.message
         platform.file("trial1.code").write_text("0")
-        end = await platform.has_ended()
+        end = await platform.has_ended(2)
         assert (end.job_id, end.exit_code) == ("trial1", platform.adopted_exit_code)
         assert await second.stop("trial3")
-        assert (await platform.has_ended(2)).job_id == "trial3"
+        assert (await platform.has_ended(3)).job_id == "trial3"
         await platform.is_clean()
-    assert len(platform.ends) == 2
+    assert len(platform.ends) == 3
 
 
 async def test_an_unreachable_server_is_reported_and_ends_no_job(platform):

@@ -348,6 +348,7 @@ class OpenPaiPlatform(Platform):
     failure = "OpenPAI reports job nni_exp_EXPT_trial_trial1: PAIRuntimeUnknownFailed, code 255"
     stopped_message = "OpenPAI has stopped job nni_exp_EXPT_trial_trial1 on request"
     created_message = "was stopped before it was created"
+    missed_exit_code = 1
     user, storage_name = USER, "confignfs-data"
 
     def __init__(self, name, folder, monkeypatch):

@@ -1,4 +1,6 @@
-"""The real manager and keepers run experiments on a fake OpenPAI that refuses jobs or has a hanging log server."""
+"""The real manager and keepers run experiments on a fake OpenPAI that refuses jobs, ends them while no manager runs, or has a
+hanging log server.
+"""
 
 import contextlib
 import time
@@ -89,7 +91,7 @@ def test_nnictl_create_reports_a_forbidden_virtual_cluster_if_openpai_hides_the_
         *(place, "create", "--config", "config.yml", "--port", "auto", "--foreground"),
         replace={"  image: a": "  virtualCluster: other\n  image: a"},
     )
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert "User ada is not allowed to do operation in other; ask an administrator" in done.stderr
     assert server.counted()["GET", "/users/{name}"] == 1
 
@@ -151,3 +153,41 @@ def test_a_hanging_log_server_delays_no_trial(start, server, how):
     assert server.log_calls == 2
     for trial in run.trials():
         assert "OpenPAI reports job nni_exp_" in trial["message"]
+
+
+def end_without_a_manager(server, run, *, code=None, is_stopped=False):
+    """Kill the manager of a running trial, and then end its job: with this code on OpenPAI, or stopped on OpenPAI's page."""
+    wait_until(lambda: run.statuses() == ["RUNNING"], "the trial runs", DEADLINE_S)
+    run.experiment.kill_manager()
+    job = server.wait_for_job()
+    job.ends_with, job.execution_type = code, "STOP" if is_stopped else "START"
+    kill(job)
+    wait_until(lambda: job.state in ("FAILED", "STOPPED"), "the job has ended", DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("end", "reason", "message"),
+    [
+        ({"is_stopped": True}, "job lost", "was stopped on OpenPAI, but not by this manager"),
+        ({"code": -1200}, "out of memory", "PAIRuntimeUnknownFailed"),
+        ({"code": 112}, "mount", "free some space on the storage"),
+    ],
+)
+def test_a_trial_whose_job_ended_without_a_manager_has_openpais_reason_and_its_remedy(
+    start, server, end, reason, message
+):
+    run = start(WAITS, trialConcurrency=1, maxTrialNum=1)
+    end_without_a_manager(server, run, **end)
+    run.experiment.start()
+    run.wait_for_status("DONE")
+    (trial,) = run.trials()
+    assert (trial["status"], trial["reason"]) == ("FAILED", reason)
+    assert message in trial["message"]
+
+
+def test_a_trial_whose_job_was_preempted_without_a_manager_starts_again(start, server):
+    run = start(WAITS, trialConcurrency=1, maxTrialNum=1)
+    end_without_a_manager(server, run, code=-1003)
+    run.experiment.start()
+    server.wait_for_job(2)
+    wait_until(lambda: run.statuses() == ["RUNNING"], "the trial runs again", DEADLINE_S)

@@ -11,6 +11,7 @@ from nni_manager.domain import events
 from nni_manager.domain.attempts import AttemptReport, Attempts
 from nni_manager.domain.events import Effect, Event
 from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.jobs import Job
 from nni_manager.domain.stop_escalation import MAX_STOP_S, RECORDED_TIMEOUT_S
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import OFFSET_OF_INHERITED
@@ -431,8 +432,12 @@ class Engine:
         self.dispatch.forget(ended.job_id)
         job = self.experiment.jobs.live.get(ended.job_id)
         if ended.is_unknown and job is not None:
-            self.runtime.spawn(self.submission.resubmit_or_end(job, ended))
+            self.runtime.spawn(self._resubmit_or_recover(job, ended))
         else:
+            self.recovery.note_ended(ended)
+
+    async def _resubmit_or_recover(self, job: Job, ended: JobEnded) -> None:
+        if not await self.submission.resubmit(job, is_unknown=True):
             self.recovery.note_ended(ended)
 
     # ---- time

@@ -110,27 +110,35 @@ class JobSubmission:
             )
             if is_to_end:
                 await self.stop(job.job_id)
-        elif presence is JobPresence.UNKNOWN:
-            message = "its job no longer exists in the training service"
-            await self.resubmit_or_end(job, JobEnded(job.job_id, None, message, is_unknown=True))
-        else:
-            await self.resubmit_or_end(job, self.service.missed_end(job.job_id))
+            return
+        is_unknown = presence is JobPresence.UNKNOWN
+        message = "its job no longer exists in the training service"
+        if not await self.resubmit(job, is_unknown=is_unknown):
+            if is_unknown:
+                self.recovery.start(job, JobEnded(job.job_id, None, message))
+            else:
+                self.service.report_end(job.job_id)
 
-    async def resubmit_or_end(self, job: Job, ended: JobEnded) -> None:
-        """Handle the end of a job of an earlier manager. One that may never have existed is submitted if untouched."""
+    async def resubmit(self, job: Job, *, is_unknown: bool) -> bool:
+        """Replace a job of an earlier manager that has ended, and that costs no trial. False: it may have run one.
+
+        `is_unknown`: the job may never have existed, because the earlier manager ended before the submission.
+        """
         self._to_adopt.add(job.job_id)
         trials = [self.experiment.trials[trial_id] for trial_id in job.trial_ids]
         is_untouched = all([await self.recovery.is_untouched(each) for each in trials])
         self._to_adopt.discard(job.job_id)
-        if self.experiment.scheduler.reuses_jobs and is_untouched:
-            # Or the job never existed: the earlier manager ended before the submission.
+        if not is_untouched:
+            return False
+        if self.experiment.scheduler.reuses_jobs:
             how = "it ended while no manager was running"
             self.recovery.report(job.job_id, ExitReason.JOB_LOST, how, is_clean=True, was_supervised=False)
-        elif ended.is_unknown and job.trial_id is not None and is_untouched:
+            return True
+        if is_unknown and job.trial_id is not None:
             self.experiment.transports.forget(job.job_id)
             self.start(job)
-        else:
-            self.recovery.start(job, ended)
+            return True
+        return False
 
     def pending_reason(self, job_id: str) -> str:
         """Why the cluster has not accepted or started the job; empty if unknown."""

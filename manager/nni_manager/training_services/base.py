@@ -189,12 +189,12 @@ class TrainingService(ABC):
     async def adopt(self, job_id: str) -> JobPresence:
         """Take over a job that an earlier manager submitted. RUNNING: `on_job_ended` will report its end."""
 
-    def missed_end(self, job_id: str) -> JobEnded:
-        """Returns the end of a job of which `adopt` has reported that it ended while no manager was running.
+    def report_end(self, job_id: str) -> None:
+        """Report the end of a job for which `adopt` has returned ENDED: `on_job_ended` receives it now or later.
 
         Default: only the message is known.
         """
-        return JobEnded(job_id, None, self.termination_message(job_id))
+        self.on_job_ended(JobEnded(job_id, None, self.termination_message(job_id)))
 
     def termination_message(self, job_id: str) -> str:
         """Returns why a job ended while no manager was running, for people; empty if unknown."""

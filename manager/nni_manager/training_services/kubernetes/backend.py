@@ -229,9 +229,9 @@ class KubernetesService(TrainingService):
                 return seen, has_secret
             # The watch has shown a change meanwhile, and no event will report it again.
 
-    def missed_end(self, job_id: str) -> JobEnded:
-        """Based on what the cluster still had at the adoption."""
-        return self._missed_ends[job_id]
+    def report_end(self, job_id: str) -> None:
+        """Report what the cluster still had at the adoption."""
+        self.on_job_ended(self._missed_ends.pop(job_id))
 
     def garbage_collect(self) -> None:
         """Delete terminal resources and their secrets."""

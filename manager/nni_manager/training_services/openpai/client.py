@@ -275,9 +275,17 @@ class OpenPaiService(TrainingService):
                 return JobPresence.UNKNOWN
             if state.is_terminal:
                 return JobPresence.ENDED
+        self._watch_adopted(job_id)
+        return JobPresence.RUNNING
+
+    def report_end(self, job_id: str) -> None:
+        """Read why the job ended at the next poll: OpenPAI's lists lack its exit code and reason."""
+        self._watch_adopted(job_id)
+
+    def _watch_adopted(self, job_id: str) -> None:
+        name = job_name(self._experiment_id, job_id)
         self._jobs[job_id] = _Job(job_id, name, float("-inf"), was_accepted=True, is_watched=True)
         self._watch()
-        return JobPresence.RUNNING
 
     async def close(self) -> None:
         """Stop polling. Jobs continue."""
