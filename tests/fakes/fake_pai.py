@@ -165,6 +165,8 @@ class FakePai:
         self.log_server = "answers"
         """Or "hangs", which sends no byte, or "trickles", which sends a byte now and then."""
         self.log_calls = 0
+        self.lists_are_late = False
+        """True: job lists do not show any job yet."""
         self._faults: dict[tuple[str, str], deque] = {}
         self._job_was_made = threading.Condition()
         self._folder = tempfile.TemporaryDirectory()
@@ -316,7 +318,8 @@ class FakePai:
         rows = [
             job.row()
             for job in reversed(list(self.jobs.values()))
-            if query.get("keyword", "") in job.name
+            if not self.lists_are_late
+            and query.get("keyword", "") in job.name
             and query.get("username", job.user) == job.user
             and (states is None or job.state in states)
             and ("tagsContain" not in query or set(query["tagsContain"].split(",")) & set(job.tags))

@@ -10,6 +10,7 @@ from fake_pai import USER, FakePai
 from real_experiment import until
 
 from nni_manager.errors import RetryableError
+from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.openpai import job_log, termination
 from nni_manager.training_services.openpai.client import OpenPaiService
 from nni_manager.training_services.openpai.connection import JobNotOnCluster
@@ -123,6 +124,27 @@ async def test_a_job_does_not_count_as_ended_if_openpai_does_not_list_it_yet(sit
         site.server.jobs[TRIAL] = hidden
         await site.polled()
         assert site.ends == []
+
+
+async def test_a_restarted_manager_finds_a_job_that_openpai_does_not_list_yet(site):
+    async with site.manager() as first:
+        await first.submit(site.settings("trial1", "trial1"))
+    site.server.lists_are_late = True
+    async with site.manager() as second:
+        assert await second.adopt("trial1") is JobPresence.RUNNING
+        assert await second.adopt("trial2") is JobPresence.UNKNOWN
+        site.server.wait_for_job().end("SUCCEEDED", 0)
+        await until(lambda: site.ends, "the end is reported")
+    async with site.manager() as third:
+        assert await third.adopt("trial1") is JobPresence.ENDED
+
+
+@pytest.mark.parametrize("at", [("GET", "/jobs"), ("GET", "/jobs/{name}")])
+@pytest.mark.parametrize("how", [200, 403, 500])
+async def test_a_restarted_manager_does_not_regard_a_job_as_unknown_because_of_a_failed_call(site, at, how):
+    async with site.manager() as service:
+        site.server.misbehave(how, QUICK.tries, at=at)
+        assert await service.adopt("trial1") is JobPresence.RUNNING
 
 
 @pytest.mark.parametrize("how", [429, 500, 401, "drop"])

@@ -137,7 +137,7 @@ class OpenPaiService(TrainingService):
         self._listed: dict[str, PaiJobState] | None = None
         """The jobs of earlier managers, by name, during adoption. None: not listed."""
         self._is_unreachable = False
-        """True after a failed list during adoption, until a poll succeeds."""
+        """True after a failed call during adoption, until a poll succeeds."""
         self._problem = ""
         self._wake = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
@@ -266,17 +266,30 @@ class OpenPaiService(TrainingService):
                 rows = await self._ask(partial(self._cluster.jobs, keyword=job_prefix(self._experiment_id)))
                 self._listed = {row.name: row.state for row in rows}
             except NniManagerError as error:
-                self._set_problem(str(error))
-                self._is_unreachable = True
+                self._note_unreachable(error)
         name = job_name(self._experiment_id, job_id)
         if self._listed is not None:
-            state = self._listed.get(name)
+            state = self._listed.get(name) or await self._state_of(name)
             if state is None:
                 return JobPresence.UNKNOWN
             if state.is_terminal:
                 return JobPresence.ENDED
         self._watch_adopted(job_id)
         return JobPresence.RUNNING
+
+    async def _state_of(self, name: str) -> PaiJobState | None:
+        """Returns the state of a job that the list does not show, perhaps not yet; None if OpenPAI has no such job."""
+        try:
+            return (await self._ask(self._cluster.job, name)).state
+        except JobNotOnCluster:
+            return None
+        except NniManagerError as error:
+            self._note_unreachable(error)
+            return PaiJobState.UNKNOWN
+
+    def _note_unreachable(self, error: NniManagerError) -> None:
+        self._set_problem(str(error))
+        self._listed, self._is_unreachable = None, True
 
     def report_end(self, job_id: str) -> None:
         """Read why the job ended at the next poll: OpenPAI's lists lack its exit code and reason."""

@@ -158,12 +158,18 @@ class OpenPai(connection.PaiConnection):
         rows: dict[tuple[str, str], JobStatus] = {}
         while True:
             answer = self._ask("GET", "/jobs", "list jobs", params={**query, "offset": str(len(rows))})
-            page = answer.get("data", []) if isinstance(answer, dict) else answer
+            page = answer.get("data") if isinstance(answer, dict) else answer
+            if not isinstance(page, list):
+                # An empty list would mean that no job exists.
+                raise connection.RequestRejected(
+                    f"cannot list jobs: the answer of {self.address} has no list of jobs; check that OpenPAI runs there, or "
+                    "correct paiConfig.host"
+                )
             before = len(rows)
-            for row in map(_status, page if isinstance(page, list) else []):
+            for row in map(_status, page):
                 rows.setdefault((row.user, row.name), row)
             # Jobs submitted during the listing shift others to the next page, so rows may repeat.
-            if not isinstance(page, list) or len(page) < PAGE_ROWS or len(rows) == before:
+            if len(page) < PAGE_ROWS or len(rows) == before:
                 return list(rows.values())
 
     def job(self, name: str) -> JobStatus:
