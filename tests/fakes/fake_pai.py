@@ -149,6 +149,7 @@ class FakePai:
         self.jobs: dict[str, FakeJob] = {}
         self.asked: list[tuple[str, str]] = []
         self.tokens = {"token-of-the-profile-page"}
+        self.password = PASSWORD
         self.logins = 0
         self.authn_type = "basic"
         """Or "OIDC": users have no passwords here."""
@@ -302,7 +303,7 @@ class FakePai:
         body = await request.json()
         if body.get("username") != USER:
             return _error(400, "NoUserError", f"User {body.get('username')} is not found.")
-        if body.get("password") != PASSWORD:
+        if body.get("password") != self.password:
             return _error(400, "IncorrectPasswordError", "Password is incorrect.")
         self.logins += 1
         token = f"token-of-login-{self.logins}"

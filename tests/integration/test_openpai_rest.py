@@ -18,6 +18,7 @@ from nni_manager.training_services.openpai.connection import (
     JobAlreadyExists,
     JobNotOnCluster,
     JobRefused,
+    PaiLogin,
     RequestRejected,
     address_of,
 )
@@ -189,12 +190,53 @@ def test_the_client_logs_in_again_when_its_token_expires(server):
 
 def test_the_client_uses_the_new_token_of_the_configuration_after_the_old_token_expired(server):
     written = ["expired"]
-    cluster = OpenPai(server.host, USER, token="expired", newer_token=lambda: written[-1], retry_policy=QUICK)
+    cluster = OpenPai(
+        *(server.host, USER),
+        token="expired",
+        current_login=lambda: PaiLogin(written[-1]),
+        retry_policy=QUICK,
+    )
     with pytest.raises(Unauthenticated):
         cluster.jobs()
     written.append(TOKEN)
     assert cluster.jobs() == []
     assert server.counted()["GET", "/jobs"] == 3
+
+
+@pytest.mark.parametrize("written_before", [PaiLogin(password=PASSWORD), PaiLogin("expired")])
+def test_the_client_uses_the_new_password_of_the_configuration_after_a_refused_login(server, written_before):
+    written = [written_before]
+    cluster = OpenPai(
+        *(server.host, USER),
+        token=written_before.token,
+        password=written_before.password,
+        current_login=lambda: written[-1],
+        retry_policy=QUICK,
+    )
+    if written_before.password:
+        assert cluster.jobs() == []
+    server.tokens.clear()
+    server.password = "another-passw0rd"
+    for _ in range(2):
+        with pytest.raises(Unauthenticated):
+            cluster.jobs()
+    written.append(PaiLogin(password="another-passw0rd"))
+    assert cluster.jobs() == []
+
+
+def test_the_client_uses_a_token_that_replaced_the_password_in_the_configuration(server):
+    written = [PaiLogin(password="a-former-passw0rd")]
+    cluster = OpenPai(
+        *(server.host, USER),
+        password="a-former-passw0rd",
+        current_login=lambda: written[-1],
+        retry_policy=QUICK,
+    )
+    with pytest.raises(Unauthenticated):
+        cluster.jobs()
+    written.append(PaiLogin(TOKEN))
+    assert cluster.jobs() == []
+    assert server.logins == 0
 
 
 def test_several_threads_share_one_login(server):

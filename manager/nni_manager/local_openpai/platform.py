@@ -15,6 +15,7 @@ from nni_manager.local_openpai.container_runtime import mounts_work
 from nni_manager.local_openpai.settings import Sandbox
 from nni_manager.support.keeper_bundle import bundle_for
 from nni_manager.training_services.openpai.client import ClusterHere
+from nni_manager.training_services.openpai.connection import PaiLogin
 from nni_manager.training_services.openpai.job import JobTemplate
 from nni_manager.training_services.openpai.platform import OpenPaiPlatform
 from nni_manager.training_services.openpai.protocol import Storage
@@ -114,7 +115,7 @@ def _client_of(service: daemon.Service, retry_policy: ClientRetryPolicy | None) 
         service.process.address,
         access.user,
         token=access.token,
-        newer_token=lambda: (service.state.credentials() or access).token,
+        current_login=lambda: PaiLogin((service.state.credentials() or access).token),
         retry_policy=retry_policy,
         is_own=True,
     )

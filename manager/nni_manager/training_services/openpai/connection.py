@@ -17,6 +17,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import field
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from nni_manager.errors import UserError
 from nni_manager.support.loopback_auth import untrusted_listener_in, verify_connections
 from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded, Unauthenticated
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
+from trial_keeper.frozen_dataclass import dataclass
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,14 @@ def _authorize(token: str, request: requests.PreparedRequest) -> requests.Prepar
     return request
 
 
+@dataclass(frozen=True, slots=True)
+class PaiLogin:
+    """A user's token or password."""
+
+    token: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+
+
 def address_of(host: str) -> str:
     """Returns the scheme and host of `paiConfig.host`; the default scheme is http, as in NNI. A path is dropped.
 
@@ -122,7 +132,7 @@ class PaiConnection:
         *,
         token: str | None = None,
         password: str | None = None,
-        newer_token: Callable[[], str | None] = lambda: None,
+        current_login: Callable[[], PaiLogin | None] = lambda: None,
         retry_policy: ClientRetryPolicy | None = None,
         ca_file: Path | None = None,
         is_own: bool = False,
@@ -130,7 +140,8 @@ class PaiConnection:
         """`host` is given with or without scheme. With a password, a token is fetched when needed. `ca_file` has the CA
         certificates to trust, in PEM format; None: those that this machine trusts.
 
-        `newer_token` is called when a token has expired; it may return a replacement. It may be called from any thread.
+        `current_login` is called before each login and when a token has expired; its answer replaces token and password. None:
+        they are unchanged. It may be called from any thread.
 
         `is_own`: the server belongs to this user on this machine; connections to a listener of another uid are refused.
 
@@ -148,7 +159,7 @@ class PaiConnection:
         """The answers to list calls that exceeded the server's limit (429)."""
         self._token = token
         self._password = password
-        self._newer_token = newer_token
+        self._current_login = current_login
         self._ca_file = None if ca_file is None else str(ca_file)
         self._is_own = is_own
         self._retry_policy = retry_policy or ClientRetryPolicy()
@@ -319,6 +330,8 @@ class PaiConnection:
     def _valid_token(self) -> str:
         with self._login:
             if self._token is None:
+                self._read_login()
+            if self._token is None:
                 self._token = self._new_token()
             return self._token
 
@@ -326,11 +339,15 @@ class PaiConnection:
         """True if a token other than the expired `token` is available or can be fetched."""
         with self._login:
             if self._token == token:  # else another thread has replaced it
-                newer = None if self._password else self._newer_token()
-                if newer == token or (newer is None and self._password is None):
-                    return False
-                self._token = newer
-            return True
+                self._read_login()
+                if self._password is not None:
+                    self._token = None
+            return self._token != token
+
+    def _read_login(self) -> None:
+        login = self._current_login()
+        if login is not None:
+            self._token, self._password = login.token, login.password
 
     def _new_token(self) -> str:
         if self._password is None:

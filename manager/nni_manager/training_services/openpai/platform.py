@@ -18,6 +18,7 @@ from nni_manager.errors import UserError
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.support.keeper_bundle import bundle_for
 from nni_manager.support.plain_text import escaped
+from nni_manager.training_services.openpai.connection import PaiLogin
 from nni_manager.training_services.openpai.job import JobTemplate, template_of
 from nni_manager.training_services.openpai.rest import OpenPai
 from nni_manager.training_services.openpai.section import PaiConfig
@@ -52,7 +53,7 @@ class OpenPaiPlatform(Platform):
         """The OpenPAI cluster that the experiment file names.
 
         `template`: the jobs' template, whose storage is added to the local OpenPAI. `login`: the current login, which is read
-        again when the cluster refuses a token.
+        again when the cluster refuses a token or a password.
 
         Raises:
             UserError: the local OpenPAI is not available.
@@ -63,7 +64,7 @@ class OpenPaiPlatform(Platform):
             pai.user,
             token=pai.token,
             password=pai.password,
-            newer_token=lambda: None if login is None else login().token,
+            current_login=lambda: None if login is None else _login_of(login()),
             ca_file=pai.ca_file,
             retry_policy=retry_policy,
         )
@@ -180,6 +181,10 @@ class OpenPaiPlatform(Platform):
                     )
         _check_nodes(file, cluster, template)
         return PlatformCheck(f"OpenPAI at {cluster.address}, as {cluster.user}", template.warnings)
+
+
+def _login_of(pai: PaiConfig) -> PaiLogin:
+    return PaiLogin(pai.token, pai.password)
 
 
 def _check_nodes(file: str, cluster: OpenPai, template: JobTemplate) -> None:
