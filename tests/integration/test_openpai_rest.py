@@ -203,7 +203,13 @@ def test_the_client_uses_the_new_token_of_the_configuration_after_the_old_token_
     assert server.counted()["GET", "/jobs"] == 3
 
 
-@pytest.mark.parametrize("written_before", [PaiLogin(password=PASSWORD), PaiLogin("expired")])
+@pytest.mark.parametrize(
+    "written_before",
+    [
+        PaiLogin(password=PASSWORD, source=" (/ada/config.yml)"),
+        PaiLogin("expired", source=" (/ada/config.yml)"),
+    ],
+)
 def test_the_client_uses_the_new_password_of_the_configuration_after_a_refused_login(server, written_before):
     written = [written_before]
     cluster = OpenPai(
@@ -218,7 +224,7 @@ def test_the_client_uses_the_new_password_of_the_configuration_after_a_refused_l
     server.tokens.clear()
     server.password = "another-passw0rd"
     for _ in range(2):
-        with pytest.raises(Unauthenticated):
+        with pytest.raises(Unauthenticated, match=r"; .* \(/ada/config.yml\)$"):
             cluster.jobs()
     written.append(PaiLogin(password="another-passw0rd"))
     assert cluster.jobs() == []

@@ -80,14 +80,66 @@ def test_a_cluster_host_name_that_cannot_be_resolved_is_refused(config):
 def test_an_experiment_uses_the_new_login_after_its_experiment_file_has_changed(config):
     stored = config()
     assert config(token="second").config_path == stored.config_path
-    today = platform_of(stored).current_login(stored.cluster)
-    assert today.token == "second"
-    config(token="third", host="192.0.2.99")
-    assert platform_of(stored).current_login(stored.cluster).token == "first", (
-        "this login is for another cluster"
+    today = platform_of(stored).current_login()
+    assert (today.token, today.source) == ("second", f" ({stored.config_path})")
+
+
+def test_an_experiment_uses_the_new_login_even_if_other_parts_of_its_experiment_file_are_invalid(
+    config, tmp_path
+):
+    stored = config()
+    config(token="second")
+    (tmp_path / "search_space.json").unlink()
+    text = stored.config_path.read_text()
+    stored.config_path.write_text(
+        text.replace("codeDir: .", "codeDir: gone").replace("cpuNum: 1", "cpuNum: x")
     )
+    assert platform_of(stored).current_login().token == "second"
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        (
+            ("host: 192.0.2.1", "host: 192.0.2.9"),
+            "whose login is for ada at 192.0.2.9: write ada and 192.0.2.1 there",
+        ),
+        (
+            ("userName: ada", "userName: bob"),
+            "whose login is for bob at 192.0.2.1: write ada and 192.0.2.1 there",
+        ),
+        (
+            ("token: second", 'token: "two words"'),
+            "config.yml:9: cannot use paiConfig.token: its value is not a token",
+        ),
+        (("token: second, ", ""), "which has no login: write exactly one of token and password"),
+        (
+            ("token: second", "token: second, passWord: p"),
+            "which has both token and password: write exactly one",
+        ),
+        (("paiConfig: {", "paiConfig: ["), "config.yml:9: cannot read config.yml: "),
+    ],
+)
+def test_an_experiment_uses_the_stored_login_if_that_of_its_experiment_file_is_unusable_and_says_why(
+    config, written, reason
+):
+    stored = config()
+    config(token="second")
+    text = stored.config_path.read_text()
+    assert written[0] in text
+    stored.config_path.write_text(text.replace(*written))
+    login = platform_of(stored).current_login()
+    assert login.token == "first"
+    assert str(stored.config_path) in login.source
+    assert reason in login.source
+
+
+def test_an_experiment_uses_the_stored_login_if_its_experiment_file_is_missing(config):
+    stored = config()
     stored.config_path.unlink()
-    assert platform_of(stored).current_login(stored.cluster).token == "first"
+    login = platform_of(stored).current_login()
+    assert login.token == "first"
+    assert f"cannot read {stored.config_path}: there is no such file" in login.source
 
 
 @pytest.mark.parametrize(

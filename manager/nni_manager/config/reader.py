@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from nni_manager.config.diagnostics import (
     ref,
     shown,
 )
+from nni_manager.config.dialect import SERVICE
 from nni_manager.config.document import Document, read_json, read_yaml
 from nni_manager.config.keys import ALGORITHMS
 from nni_manager.config.platform_file import file_of
@@ -53,6 +54,25 @@ def read_experiment_file(path: Path, *, reads_code: bool = True) -> model.Experi
     if is_v2(document.value):
         return read_document(path, from_v2(document), reads_code=reads_code)
     return read_document(path, from_v1(document), reads_code=reads_code).replace(file_schema="v1")
+
+
+def read_service_keys(path: Path, keys: Sequence[str]) -> list[Any]:
+    """The values of these keys of `trainingService`, in the second schema, as the file has them; None for an absent key.
+
+    Other parts of the file may have errors, and nothing that it names is read.
+
+    Raises:
+        ConfigInvalid: the file cannot be read, or one of these keys is wrong.
+    """
+    original = _mapping_of(path)
+    document = from_v2(original) if is_v2(original.value) else from_v1(original)
+    schema = file_of(_platform_of(document)).schema
+    names = {document.dialect.key((*SERVICE, key)) for key in keys}
+    diagnostics = [*document.diagnostics, *check(schema, document.value, document)[1]]
+    if wrong := [each for each in diagnostics if each.key in names]:
+        raise ConfigInvalid(wrong)
+    service = document.value.get("trainingService")
+    return [service.get(key) if isinstance(service, Mapping) else None for key in keys]
 
 
 def read_document(path: Path, document: Document, *, reads_code: bool = True) -> model.ExperimentSpec:

@@ -63,14 +63,14 @@ class LocalOpenPaiPlatform(OpenPaiPlatform):
         self,
         template: JobTemplate | None = None,
         retry_policy: ClientRetryPolicy | None = None,
-        login: Callable[[], PaiConfig] | None = None,
+        current_login: Callable[[], PaiLogin | None] = lambda: None,
     ) -> OpenPai:
         """The local OpenPAI, started if it does not run, with the storage that jobs need.
 
         Raises:
             UserError: OpenPAI cannot be started, or the storage of that name is another folder.
         """
-        pai = self.pai if login is None else login()
+        pai = self.pai
         try:
             pai.storage.mkdir(parents=True, exist_ok=True)
         except OSError as error:

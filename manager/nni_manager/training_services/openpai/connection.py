@@ -90,10 +90,15 @@ def _authorize(token: str, request: requests.PreparedRequest) -> requests.Prepar
 
 @dataclass(frozen=True, slots=True)
 class PaiLogin:
-    """A user's token or password."""
+    """A user's token or password, and the CA certificates to trust.
+
+    `source` follows the remedy in messages about a refused login, such as " (/path/config.yml)": where the login is read.
+    """
 
     token: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
+    ca_file: Path | None = None
+    source: str = ""
 
 
 def address_of(host: str) -> str:
@@ -160,6 +165,7 @@ class PaiConnection:
         self._token = token
         self._password = password
         self._current_login = current_login
+        self._login_source = ""
         self._ca_file = None if ca_file is None else str(ca_file)
         self._is_own = is_own
         self._retry_policy = retry_policy or ClientRetryPolicy()
@@ -271,12 +277,12 @@ class PaiConnection:
                     f"cannot {what}: {self.address} redirects to {where}; write that as host"
                 )
             case 401 if self._password:
-                return Unauthenticated(f"{refusal}; correct paiConfig.passWord")
+                return self._unauthenticated(f"{refusal}; correct paiConfig.passWord")
             case 401 if self._is_own:
                 return Unauthenticated(f"{refusal}; run `nnictl openpai start`, which makes a new token")
             case 401:
                 remedy = "create a new token on OpenPAI's profile page (application tokens do not expire)"
-                return Unauthenticated(f"{refusal}; {remedy}, and write it into the experiment file")
+                return self._unauthenticated(f"{refusal}; {remedy}, and write it into the experiment file")
             case 403 if "quota" in code.lower() or _EXCEEDS_QUOTA.search(message):
                 return QuotaExceeded(
                     f"{refusal}; the call is retried until the quota has room; end other jobs, or request more"
@@ -347,11 +353,14 @@ class PaiConnection:
     def _read_login(self) -> None:
         login = self._current_login()
         if login is not None:
-            self._token, self._password = login.token, login.password
+            self._token, self._password, self._login_source = login.token, login.password, login.source
+
+    def _unauthenticated(self, message: str) -> Unauthenticated:
+        return Unauthenticated(f"{message}{self._login_source}")
 
     def _new_token(self) -> str:
         if self._password is None:
-            raise Unauthenticated(
+            raise self._unauthenticated(
                 f"cannot log in to OpenPAI at {self.address}: neither token nor password is set; set one of them"
             )
         body = {"username": self.user, "password": self._password}
@@ -360,19 +369,19 @@ class PaiConnection:
                 "POST", "/authn/basic/login", f"log in as {self.user}", json=body, with_token=False
             )
         except JobRefused as error:  # 400: no such user, wrong password
-            raise Unauthenticated(
+            raise self._unauthenticated(
                 f"{str(error).rpartition(';')[0]}; correct userName and passWord"
             ) from error
         except RequestRejected as error:
             if self._has_passwords():
                 raise
-            raise Unauthenticated(
+            raise self._unauthenticated(
                 f"cannot log in as {self.user} at {self.address}: this cluster has no passwords (OpenID Connect); "
                 "create an application token on its profile page, and write it as token instead of passWord"
             ) from error
         token = answer.get("token") if isinstance(answer, dict) else None
         if not isinstance(token, str):
-            raise Unauthenticated(
+            raise self._unauthenticated(
                 f"cannot log in as {self.user}: OpenPAI's answer has no token; use a token of OpenPAI's profile page"
             )
         return token

@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from nni_manager.training_services.platform import (
 )
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
+_KEYS_OF_LOGIN = ("host", "username", "token", "password", "caFile")
 _LOCAL_OPENPAI = "nni_manager.local_openpai.platform"
 
 
@@ -48,24 +48,25 @@ class OpenPaiPlatform(Platform):
         self,
         template: JobTemplate | None = None,
         retry_policy: ClientRetryPolicy | None = None,
-        login: Callable[[], PaiConfig] | None = None,
+        current_login: Callable[[], PaiLogin | None] = lambda: None,
     ) -> OpenPai:
         """The OpenPAI cluster that the experiment file names.
 
-        `template`: the jobs' template, whose storage is added to the local OpenPAI. `login`: the current login, which is read
-        again when the cluster refuses a token or a password.
+        `template`: the jobs' template, whose storage is added to the local OpenPAI. `current_login`: replaces the stored login,
+        also when the cluster refuses a token or a password later.
 
         Raises:
             UserError: the local OpenPAI is not available.
         """
-        pai = self.pai if login is None else login()
+        pai = self.pai
+        login = current_login() or PaiLogin(pai.token, pai.password, pai.ca_file)
         return OpenPai(
             pai.host,
             pai.user,
-            token=pai.token,
-            password=pai.password,
-            current_login=lambda: None if login is None else _login_of(login()),
-            ca_file=pai.ca_file,
+            token=login.token,
+            password=login.password,
+            current_login=current_login,
+            ca_file=login.ca_file,
             retry_policy=retry_policy,
         )
 
@@ -73,17 +74,34 @@ class OpenPaiPlatform(Platform):
         """OpenPAI's REST server."""
         return "OpenPAI", self.open_cluster().address
 
-    def current_login(self, stored: PaiConfig) -> PaiConfig:
-        """The login that the experiment file contains now: tokens may expire during an experiment."""
-        from nni_manager.config.reader import read_experiment_file
+    def current_login(self) -> PaiLogin:
+        """The login that the experiment file contains now: tokens may expire during an experiment.
 
+        It is the stored one if the file has no valid login for this user on this cluster; `source` has the reason.
+        """
+        from nni_manager.config.python_document import CALLED
+        from nni_manager.config.reader import read_service_keys
+
+        pai, path = self.pai, self.config.config_path
+        stored = PaiLogin(pai.token, pai.password, pai.ca_file)
+        if path.name == CALLED:  # an experiment of the Python API has no file
+            return stored
         try:
-            current = read_experiment_file(self.config.config_path, reads_code=False).cluster
-        except ConfigInvalid:
-            return stored
-        if not isinstance(current, PaiConfig) or (current.host, current.user) != (stored.host, stored.user):
-            return stored
-        return current
+            host, user, token, password, ca_file = read_service_keys(path, _KEYS_OF_LOGIN)
+        except ConfigInvalid as error:
+            return replace(stored, source=f" (but its login cannot be read: {error.diagnostics[0]})")
+        if (host, user) != (pai.host, pai.user):
+            where = f"whose login is for {user} at {host}: write {pai.user} and {pai.host} there, or it is not used"
+            return replace(stored, source=f" ({path}, {where})")
+        if (token is None) == (password is None):
+            what = "no login" if token is None else "both token and password"
+            return replace(
+                stored, source=f" ({path}, which has {what}: write exactly one of token and password)"
+            )
+        certificates = (
+            None if ca_file is None else Path(os.path.abspath(path.parent / os.path.expanduser(ca_file)))
+        )
+        return PaiLogin(token, password, certificates, f" ({path})")
 
     # ---- jobs
 
@@ -98,7 +116,7 @@ class OpenPaiPlatform(Platform):
 
         pai = self.pai_of_jobs
         template = template_of(pai)
-        cluster = self.open_cluster(template, login=partial(self.current_login, pai))
+        cluster = self.open_cluster(template, current_login=self.current_login)
         options = self.service_options()
         return lambda on_job_ended: OpenPaiService(
             cluster, template, pai.mount, folder.workspace, on_job_ended, **options
@@ -181,10 +199,6 @@ class OpenPaiPlatform(Platform):
                     )
         _check_nodes(file, cluster, template)
         return PlatformCheck(f"OpenPAI at {cluster.address}, as {cluster.user}", template.warnings)
-
-
-def _login_of(pai: PaiConfig) -> PaiLogin:
-    return PaiLogin(pai.token, pai.password)
 
 
 def _check_nodes(file: str, cluster: OpenPai, template: JobTemplate) -> None:
