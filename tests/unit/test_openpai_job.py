@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -247,6 +248,18 @@ def test_missing_job_file_keys_come_from_the_experiment_file_and_unused_keys_cau
     ]
     own = a_job(defaults={"virtualCluster": "own"}, extras=STORAGE)
     assert template_of(with_job_file(own, virtual_cluster="vc1")).job.virtual_cluster == "own"
+
+
+@pytest.mark.parametrize("gang", [{}, {"gangAllocation": False}])
+def test_the_retries_of_a_job_file_are_removed_with_a_warning_that_names_max_trial_retry(gang):
+    own = a_job((("taskRoles", "worker", "taskRetryCount"), 3), jobRetryCount=2, extras=STORAGE | gang)
+    config = with_job_file(own)
+    job = rendered(config)
+    assert (job.job_retry_count, job.task_roles[0].task_retry_count) == (0, 0)
+    warnings = template_of(config).warnings
+    assert len(warnings) == 2
+    for key, warning in zip(("jobRetryCount", "taskRoles.worker.taskRetryCount"), warnings, strict=True):
+        assert re.match(rf"job\.yml:\d+:\d+: {key} has no effect: .* write maxTrialRetry into", warning)
 
 
 def test_a_job_over_the_size_limit_of_openpai_is_refused():

@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from nni_manager.config.diagnostics import KeyPath, key_of
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.errors import UserError
 from nni_manager.support.keeper_bundle import KeeperBundle
 from nni_manager.training_services.openpai.document import read_document
 from nni_manager.training_services.openpai.export import dumped, of_values
-from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
+from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic, ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import JobProtocol, ProtocolTaskRole, parse
 from nni_manager.training_services.openpai.render import render
 from nni_manager.training_services.openpai.section import PaiConfig
@@ -94,9 +95,12 @@ def template_of(pai: PaiConfig) -> JobTemplate:
         return JobTemplate(of_values(_values_of(pai)), has_own_commands=False)
     file = "the job file" if pai.job_file is None else str(pai.job_file)
     job = parse(pai.job_text, file)
-    warnings = (*map(str, render(job).warnings), *_idle_keys(pai, file))
     _refuse_without_storage(job, pai)
     values = {**copy.deepcopy(job.document.value), "name": _ANY_NAME}
+    retries = _remove_retries(values, job)
+    changed = [each.path for each in retries]
+    found = (*(each for each in render(job).warnings if each.path not in changed), *retries)
+    warnings = (*map(str, found), *_idle_keys(pai, file))
     _fill_in(values, pai, has_storage=job.storages is not None)
     template = JobTemplate(of_values(values), has_own_commands=True, warnings=warnings)
     if len(template.job.document.text.encode()) > MAX_BYTES - _ADDED_BYTES:
@@ -212,6 +216,25 @@ def _fill_in(values: dict[str, Any], pai: PaiConfig, *, has_storage: bool) -> No
         if PurePosixPath("/mnt", pai.storage_name) not in (mount, *mount.parents):
             storage["mountPath"] = pai.mount
         extras["storages"] = [storage]
+
+
+def _remove_retries(values: dict[str, Any], job: JobProtocol) -> list[ProtocolDiagnostic]:
+    """Set the job's retry counts to 0; returns a warning for each that was not.
+
+    OpenPAI would rerun a trial whose end the manager has already decided. With 0 it still restarts what a lost node or an
+    eviction has ended, without counting.
+    """
+    counted: dict[KeyPath, dict[str, Any]] = {("jobRetryCount",): values}
+    counted |= {("taskRoles", name, "taskRetryCount"): role for name, role in values["taskRoles"].items()}
+    warnings = []
+    for path, holder in counted.items():
+        count = str(path[-1])
+        if holder.get(count):
+            holder[count] = 0
+            why = "has no effect: the manager decides which trials are retried"
+            message = f"{key_of(path)} {why}; remove it, and write maxTrialRetry into the experiment file"
+            warnings.append(job.document.diagnostic(path, message))
+    return warnings
 
 
 def _idle_keys(pai: PaiConfig, file: str) -> list[str]:
