@@ -5,6 +5,8 @@
 Three watches cover all jobs of an experiment: their resources, their pods, and Kubernetes' warning events. A terminal
 resource is deleted after its end was reported, with its secrets and remaining pods. `operator.Operator` hides the
 differences between operators.
+
+More than 500 lines in one file: calls, watches and ends all change the same registered jobs, by one state machine.
 """
 
 from __future__ import annotations
