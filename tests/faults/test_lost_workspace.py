@@ -1,7 +1,9 @@
 """The trials folder, or the link to the workspace, is lost. The manager creates it again, and the experiment ends."""
 
+import contextlib
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,6 +90,33 @@ def test_a_resume_without_a_workspace_is_refused_and_the_printed_remedy_works(ex
         experiment.start()
     assert experiment.folder.manager_stderr.read_text().splitlines()[-1].startswith(told)
     remedy()
+    (tmp_path / "gate").touch()
+    experiment.start()
+    assert_it_ends(experiment)
+
+
+@contextlib.contextmanager
+def mounted_read_only(folder):
+    """During the block, the folder is read-only. Open files stay writable."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a folder")
+    try:
+        for words in (("--bind", folder, folder), ("-o", "remount,bind,ro", folder)):
+            done = subprocess.run(["mount", *words], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"no folder can be mounted here: {done.stderr}")
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=False)
+
+
+@pytest.mark.parametrize("experiment", ["openpai"], indirect=True)
+def test_a_resume_with_read_only_storage_is_refused_and_the_printed_remedy_works(experiment, tmp_path):
+    root = experiment.folder.workspace.root
+    with mounted_read_only(root), pytest.raises(AssertionError):
+        experiment.start()
+    told = f"cannot write to workspace {root}: Read-only file system; mount its storage read-write"
+    assert experiment.folder.manager_stderr.read_text().splitlines()[-1] == told
     (tmp_path / "gate").touch()
     experiment.start()
     assert_it_ends(experiment)

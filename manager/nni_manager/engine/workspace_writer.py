@@ -1,8 +1,12 @@
 """Writes the manager's files of an experiment and of its trials into the workspace."""
 
 import asyncio
+import contextlib
+import errno
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.attempts import AttemptPhase
@@ -14,7 +18,7 @@ from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.shared_files import SharedFiles
 from nni_manager.engine.storage_executor import StorageExecutor
 from nni_manager.errors import RetryableError
-from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.folders import ExperimentFolder, WorkspaceUnusable
 from nni_manager.training_services.base import TrainingService
 from trial_keeper import __version__
 from trial_keeper.wire.checkpoints import Checkpoint
@@ -26,6 +30,14 @@ log = logging.getLogger(__name__)
 
 # The longest delay of the cluster's own stop by a stop request that cannot be written.
 _MAX_WRITE_S = 5.0
+_REMEDIES: dict[int | None, str] = {
+    errno.EROFS: "mount its storage read-write",
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there or request more quota",
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM), "run as the user who created it, or make that user its owner"
+    ),
+}
 
 
 @dataclass(eq=False)
@@ -42,9 +54,16 @@ class WorkspaceWriter:
     """The file name of the packed training code; None if jobs do not need it."""
 
     def open(self) -> None:
-        """Call `ExperimentFolder.open_workspace` as this experiment needs it. Blocks, and raises the same errors."""
+        """Call `ExperimentFolder.open_workspace` as this experiment needs it. Blocks.
+
+        Raises:
+            WorkspaceUnusable: the workspace is missing, or its storage refuses a change; has the remedy.
+            OSError: another failure of the storage.
+        """
         is_private, reuses_jobs = self.service.runs_as_manager, self.config.reuse_mode
-        if self.folder.open_workspace(is_private=is_private, reuses_jobs=reuses_jobs):
+        with _changing(self.folder.workspace.root):
+            was_missing = self.folder.open_workspace(is_private=is_private, reuses_jobs=reuses_jobs)
+        if was_missing:
             log.warning(
                 "%s was missing and has been created; what trials had written there is gone",
                 self.folder.workspace.trials,
@@ -65,7 +84,8 @@ class WorkspaceWriter:
         document = ManagerDocument(self.folder.experiment_id, __version__, addresses, certificate)
         service = self.service
         files = (document, service.run_script, self._code_snapshot, service.bundle)
-        await asyncio.to_thread(self.files.write_experiment, *files)
+        with _changing(workspace.root):
+            await asyncio.to_thread(self.files.write_experiment, *files)
 
     async def write_trial(self, job: Job, trial: Trial) -> None:
         """Write the files of a trial, before its job or its keeper reads them.
@@ -104,3 +124,14 @@ class WorkspaceWriter:
             )
         except (OSError, RetryableError, TimeoutError, asyncio.TimeoutError) as error:
             log.warning("trial %s: cannot write the stop request for its keepers: %s", trial_id, error)
+
+
+@contextlib.contextmanager
+def _changing(root: Path) -> Iterator[None]:
+    """A block that changes the workspace; raises `WorkspaceUnusable` with the remedy where it is known."""
+    try:
+        yield
+    except OSError as error:
+        if (remedy := _REMEDIES.get(error.errno)) is None:
+            raise
+        raise WorkspaceUnusable(f"cannot write to workspace {root}: {error.strerror}; {remedy}") from error
