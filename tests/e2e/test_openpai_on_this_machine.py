@@ -116,7 +116,7 @@ taskRoles:
         *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
         replace={"  image: anything\n": "  paiConfigPath: job.yml\n", **dict.fromkeys(lines, "")},
     )
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert "cannot submit jobs: the cluster refused 3 jobs in a row" in done.stderr
     assert (
         "all its tasks together need 20 CPUs, 5120 MB and 0 GPUs, but virtual cluster default has only 16 CPUs"
@@ -170,7 +170,7 @@ def test_a_trial_in_an_image_without_a_keeper_fails_and_its_message_has_the_reme
         *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
         replace={"image: anything": f"image: {podman.base()}", "maxTrialNum: 3": "maxTrialNum: 1"},
     )
-    assert done.returncode == 1
+    assert done.returncode == 3
     experiment_id = re.findall(r"The experiment id is (\w+)", done.stdout)[0]
     (trial,) = trials(nnictl, experiment_id)
     assert (trial["status"], trial["reason"]) == ("FAILED", "could not start")
