@@ -165,6 +165,8 @@ def _build(scratch: Path, output: Path, machines: list[str], *, has_frozen: bool
         (package / f"{name}.tar.gz").write_bytes(content)
         digests[name] = hashlib.sha256(content).hexdigest()
     machine = platform.machine()
+    for other in sorted({*machines} - {machine}) if has_frozen else ():
+        print(f"no keeper for {other} images without Python: that needs a build on {other}", file=sys.stderr)
     if has_frozen and machine in machines:
         print(f"frozen-{machine}", file=sys.stderr)
         content = _packed(_frozen(scratch, keeper))

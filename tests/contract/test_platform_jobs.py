@@ -148,7 +148,7 @@ async def test_a_restarted_manager_adopts_existing_jobs(platform):
             JobPresence.RUNNING,
             JobPresence.UNKNOWN,
         ]
-        second.report_end("trial2")
+        second.report_end("trial2", stop_was_asked=False)
         missed = await platform.has_ended()
         assert (missed.job_id, missed.exit_code) == ("trial2", platform.missed_exit_code)
         assert platform.adopted_failure in missed.message

@@ -100,7 +100,11 @@ def test_a_started_trial_whose_job_ended_without_a_manager_ends_with_the_missed_
 
     async def scenario():
         engine, service = an_engine(experiment, state=JobPresence.ENDED, kind=Cluster)
-        service.report_end = lambda job_id: service.on_job_ended(JobEnded(job_id, exit_code, "", reason))
+
+        def report_end(job_id, *, stop_was_asked):
+            service.on_job_ended(JobEnded(job_id, exit_code, "", reason))
+
+        service.report_end = report_end
         await start(engine)
         (trial,) = engine.experiment.trials.values()
         await until(lambda: trial.state.is_terminal or trial.preemptions)

@@ -271,22 +271,22 @@ async def test_one_warning_is_logged_if_the_login_may_not_list_events(site, capl
     )
 
 
-async def test_events_are_watched_again_after_a_missing_right_is_granted(site, caplog, monkeypatch):
+@pytest.mark.parametrize("verb", ["list", "watch"])
+async def test_events_are_watched_again_after_a_missing_right_is_granted(site, caplog, monkeypatch, verb):
     monkeypatch.setattr("nni_manager.training_services.kubernetes.watch._DENIED_RETRY_DELAY_S", 0.05)
-    site.cluster.api.denied.add(("list", "events"))
+    site.cluster.api.denied.add((verb, "events"))
     site.config = replace(site.config, storage=NfsStorage("nas", "/none"))
     async with site.manager() as service:
         await service.submit(site.settings())
-        listed = ("list", "events")
-        await until(lambda: site.cluster.api.counted()[listed] > 4, "the lists are repeated", DEADLINE_S)
-        assert service.pending_reason("trial1") == ""
+        denied = (verb, "events")
+        await until(lambda: site.cluster.api.counted()[denied] > 4, "the calls are repeated", DEADLINE_S)
         site.cluster.api.denied.clear()
         await until(
             lambda: service.pending_reason("trial1").startswith("FailedMount: "),
             "the reason is shown",
             DEADLINE_S,
         )
-    assert len([record for record in caplog.records if "cannot list events" in record.message]) == 1
+    assert len([record for record in caplog.records if f"cannot {verb} events" in record.message]) == 1
 
 
 async def test_the_pending_reason_of_a_job_names_a_failing_task_instead_of_a_waiting_task(site):

@@ -129,7 +129,7 @@ async def test_a_job_that_ended_while_no_manager_ran_has_its_exit_code_and_reaso
         await until(lambda: NAME in second._observed.resources, "the jobs are listed", DEADLINE_S)
         site.cluster.api.is_hung.set()
         assert await adoption is JobPresence.ENDED
-        second.report_end("trial1")
+        second.report_end("trial1", stop_was_asked=False)
         (end,) = site.ends
         assert (end.exit_code, end.reason, end.is_explained) == (exit_code, reason, True)
         assert end.message.startswith(f"pod {pod} ")

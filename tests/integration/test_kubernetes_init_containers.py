@@ -72,7 +72,7 @@ async def test_an_init_container_that_failed_while_no_manager_ran_is_the_cause_a
     await until(lambda: site.state() == "Completed", "the job ends", DEADLINE_S)
     async with site.manager() as second:
         assert await second.adopt("trial1") is JobPresence.ENDED
-        second.report_end("trial1")
+        second.report_end("trial1", stop_was_asked=False)
         (end,) = site.ends
         assert (end.exit_code, end.reason) == (None, ExitReason.COULD_NOT_START)
         assert end.message.startswith(

@@ -203,6 +203,18 @@ def test_the_client_uses_the_new_token_of_the_configuration_after_the_old_token_
     assert server.counted()["GET", "/jobs"] == 3
 
 
+def test_an_invalid_new_token_of_the_configuration_is_named_and_the_former_one_stays(server):
+    """A token that was copied from a page with an ellipsis cannot be sent at all."""
+    written = [PaiLogin("eyJh\N{HORIZONTAL ELLIPSIS}")]
+    cluster = OpenPai(
+        server.host, USER, token="expired", current_login=lambda: written[-1], retry_policy=QUICK
+    )
+    with pytest.raises(Unauthenticated, match="cannot use this token: it contains blanks or other invalid"):
+        cluster.jobs()
+    written.append(PaiLogin(TOKEN))
+    assert cluster.jobs() == []
+
+
 @pytest.mark.parametrize(
     "written_before",
     [

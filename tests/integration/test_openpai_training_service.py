@@ -19,6 +19,7 @@ from nni_manager.training_services.openpai.rest import OpenPai
 from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
 
 MOUNT = "/mnt/confignfs-data"
@@ -145,6 +146,10 @@ async def test_a_restarted_manager_does_not_regard_a_job_as_unknown_because_of_a
     async with site.manager() as service:
         site.server.misbehave(how, QUICK.tries, at=at)
         assert await service.adopt("trial1") is JobPresence.RUNNING
+        await until(lambda: site.ends, "the end is reported")
+    # No manager has seen the job, so the engine submits it again.
+    (end,) = site.ends
+    assert (end.reason, end.is_unknown) == (ExitReason.JOB_LOST, True)
 
 
 @pytest.mark.parametrize("how", [429, 500, 401, "drop"])

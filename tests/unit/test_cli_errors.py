@@ -68,8 +68,7 @@ IN_SPACE = {
     "space-log-of-zero": ("[0.001, 1]", "[0, 1]"),
     "space-empty-choice": ("[16, 32]", "[]"),
     "space-no-value": (', "_value": [16, 32]', ""),
-    "space-trailing-comma": ("[16, 32]}\n", "[16, 32]},\n"),
-    "space-single-quotes": ('"lr"', "'lr'"),
+    "space-missing-brace": ("[16, 32]}\n", "[16, 32]\n"),
     "space-without-underscores": ('"_type": "loguniform", "_value"', '"type": "loguniform", "value"'),
     "space-is-a-list": (SPACE, "[1, 2]\n"),
 }

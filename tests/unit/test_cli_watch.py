@@ -94,11 +94,16 @@ def test_the_watch_log_gets_one_line_per_change_and_no_line_for_elapsed_time(cap
     ("status", "errors"), [("ERROR", ["one"]), ("ERROR", ["one", "two", "three"]), ("STOPPED", ["one"])]
 )
 def test_each_error_of_an_experiment_is_printed_once_in_the_log_or_in_the_verdict(capsys, status, errors):
-    ended = a_summary(status, errors=errors)
+    ended = a_summary(status, errors=errors, counts={"FAILED": 1})
     watch._Lines().show(ended)
     said = capsys.readouterr().err.splitlines()
     assert said == ([f"WARNING: {each}" for each in errors] if errors != ["one"] or status != "ERROR" else [])
     assert ("one" in str(watch.verdict(ended))) == (status == "ERROR")
+
+
+def test_the_error_of_an_experiment_is_printed_at_once_if_its_trials_still_run(capsys):
+    watch._Lines().show(a_summary("ERROR", errors=["the tuner failed"], counts={"RUNNING": 1}))
+    assert capsys.readouterr().err == "WARNING: the tuner failed\n"
 
 
 def logged(capsys, *counts):

@@ -18,6 +18,7 @@ from nni_manager.domain.events import (
     JobProcessesEnded,
     JobRequeued,
     JobTerminated,
+    TaskReported,
     TimePassed,
     TrialStopAsked,
 )
@@ -367,6 +368,21 @@ def test_the_manager_does_not_stop_a_job_of_which_the_cluster_ends_one_task():
     assert (trial.state, trial.preemptions) == (TrialState.WAITING, 1)
 
 
+@pytest.mark.parametrize("order", [("main-0", "main-1"), ("main-1", "main-0")])
+def test_the_manager_does_not_stop_a_job_that_the_cluster_has_started_again(order):
+    """Its tasks start in any order; only one of them has reported the trial's metrics."""
+    search, keys, _ = a_job_whose_first_task_the_cluster_ends()
+    search.handle(TaskReported(keys[0]))
+    search.handle(AttemptDelivered(keys[0]))
+    search.handle(AttemptEnded(TrialEnded(keys[1], JOB_LOST, 143, 20.0, 30.0, {})))
+    search.handle(AttemptDelivered(keys[1]))
+    effects = []
+    for task in order:
+        effects += search.handle(AttemptStarted(AttemptKey(keys[0].trial_id, attempt_id(1), task), 50.0))
+    assert not any(isinstance(each, CancelTrial) for each in effects)
+    assert search.trial(keys[0].trial_id).state is TrialState.RUNNING
+
+
 def test_a_job_of_which_one_task_was_ended_is_given_up_if_the_cluster_does_not_report_why():
     search, keys, _ = a_job_whose_first_task_the_cluster_ends()
     search.now_s += END_REASON_TIMEOUT_S
@@ -390,6 +406,8 @@ def test_a_stop_ends_the_job_of_a_trial_whose_keeper_the_cluster_has_ended(has_s
     effects = search.handle(TrialStopAsked(trial_id, ExitReason.STOPPED_BY_USER, 40.0))
     (cancel,) = [each for each in effects if isinstance(each, CancelTrial)]
     assert (cancel.trial.trial_id, cancel.ends_job) == (trial_id, True)
+    search.now_s += END_REASON_TIMEOUT_S
+    assert not any(isinstance(each, GiveUpJob) for each in search.handle(TimePassed()))
     search.lose_job(trial_id, JOB_LOST)
     assert search.trial(trial_id).state is TrialState.USER_CANCELED
 

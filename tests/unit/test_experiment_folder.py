@@ -8,6 +8,7 @@ import pytest
 
 from nni_manager.store import owner_lock
 from nni_manager.store.folders import (
+    ExperimentExists,
     ExperimentFolder,
     ExperimentLocked,
     FolderUnreadable,
@@ -154,7 +155,7 @@ def test_a_new_folder_and_its_workspace_are_closed_to_other_users(folder, storag
     modes = [path.stat().st_mode & 0o777 for path in (folder.path, storage / "EXPTEST1")]
     assert modes == [0o700, 0o700]
     assert (storage / "EXPTEST1" / "trials").stat().st_mode & 0o777 == 0o755
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ExperimentExists, match="EXPTEST1 has this id; choose another id, or resume it"):
         folder.make(storage)
 
 

@@ -166,9 +166,10 @@ class _Lines:
             # Once per reason: usually the same bug in a script affects all of its trials.
             self._printed.add(valueless["message"])
             output.warning(f"trial {valueless['id']} succeeded without a value: {valueless['message']}")
-        errors = summary["errors"]
-        # The verdict contains a single error.
-        shown_here = [] if summary["status"] == "ERROR" and len(errors) == 1 else errors
+        errors, counts = summary["errors"], summary["counts"]
+        # The verdict, which follows the end of the last trial, contains a single error.
+        is_last = summary["status"] == "ERROR" and not counts.get("RUNNING") and not counts.get("WAITING")
+        shown_here = [] if is_last and len(errors) == 1 else errors
         for problem in [summary["problem"], *shown_here]:
             if problem and problem not in self._printed:
                 self._printed.add(problem)

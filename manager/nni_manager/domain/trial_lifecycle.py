@@ -171,7 +171,9 @@ class TrialLifecycle:
         if not is_first and not trial.supersedes(key):
             # One more task of the running attempt, or a repeated report to a manager that has just started.
             trial.add_task(key)
-            is_too_late = trial.run.reason is not None and self.completion.tasks > 1
+            # A job that the cluster has started again also starts its tasks in any order.
+            is_restarted = self._awaits_job_end(trial) and not self.scheduler.reuses_jobs
+            is_too_late = trial.run.reason is not None and self.completion.tasks > 1 and not is_restarted
             return [self.scheduler.cancel(trial, trial.reason_for_others, now_s)] if is_too_late else []
         with self._counted(trial):
             trial.began(key, event.at_s, now_s)
@@ -468,6 +470,7 @@ class TrialLifecycle:
             if self.scheduler.reuses_jobs:
                 return effects
             # Otherwise a job that the cluster has only suspended would run the trial again.
+            self.scheduler.lost.forget(trial.job_id)
             return [*effects, self.scheduler.cancel(trial, reason, now_s)]
         with self._counted(trial):
             trial.apply(TrialEvent.STOP_ASKED)

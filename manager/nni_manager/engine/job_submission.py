@@ -117,7 +117,7 @@ class JobSubmission:
             if is_unknown:
                 self.recovery.start(job, JobEnded(job.job_id, None, message))
             else:
-                self.service.report_end(job.job_id)
+                self.service.report_end(job.job_id, stop_was_asked=self._is_to_end(job))
 
     async def resubmit(self, job: Job, *, is_unknown: bool) -> bool:
         """Replace a job of an earlier manager that has ended, and that costs no trial. False: it may have run one.

@@ -189,10 +189,10 @@ class TrainingService(ABC):
     async def adopt(self, job_id: str) -> JobPresence:
         """Take over a job that an earlier manager submitted. RUNNING: `on_job_ended` will report its end."""
 
-    def report_end(self, job_id: str) -> None:
+    def report_end(self, job_id: str, *, stop_was_asked: bool) -> None:
         """Report the end of a job for which `adopt` has returned ENDED: `on_job_ended` receives it now or later.
 
-        Default: only the message is known.
+        `stop_was_asked`: an earlier manager was to stop it. Default: only the message is known.
         """
         self.on_job_ended(JobEnded(job_id, None, self.termination_message(job_id)))
 

@@ -5,14 +5,16 @@ Source: NNI v2.10 for names, also the containers'; Kueue for the label of a queu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Operator, Stage
-from nni_manager.training_services.kubernetes.pods import failure_of, first_failed, init_failure
+from nni_manager.training_services.kubernetes.pods import failed_init_container, failure_of, first_failed
 from nni_manager.training_services.kubernetes.render import (
     TERMINATION_MARGIN_S,
     pod_spec,
@@ -89,9 +91,16 @@ class ConditionedOperator(Operator):
             return JobOutcome(None, message, ExitReason.KEEPER_LOST, awaits_pod=True)
         exit_code, is_out_of_memory = failure_of(pods[pod])
         reason = ExitReason.OUT_OF_MEMORY if is_out_of_memory else ExitReason.KEEPER_LOST
-        if init_failure(pods[pod]):
+        if (failed := failed_init_container(pods[pod])) is not None and failed in self._own_init_containers:
+            # Those that operators add, e.g. to wait for a master, may succeed in the next job.
             reason = ExitReason.COULD_NOT_START
         return JobOutcome(exit_code, message, reason, pod)
+
+    @cached_property
+    def _own_init_containers(self) -> frozenset[str]:
+        """The names of the init containers in the experiment's pod template."""
+        spec = json.loads(self.config.template_text or "{}").get("spec") or {}
+        return frozenset(str(each.get("name")) for each in spec.get("initContainers") or ())
 
     def suspension(self, document: Document) -> str:
         """Kueue suspends jobs whose place it gives to others, and admits them again later."""

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,8 +94,8 @@ class KubernetesService(TrainingService):
         )
         self._jobs: dict[str, KubernetesJob] = {}
         self._observed = ObservedObjects(operator, self._namespace, self._experiment_id)
-        self._missed_ends: dict[str, JobEnded] = {}
-        """The ends of jobs that ended while no manager was running."""
+        self._missed_ends: dict[str, tuple[JobEnded, JobEnded]] = {}
+        """The ends of jobs that ended while no manager was running: without and with a request to stop them."""
         self._failures: dict[str, str] = {}
         self._problem = ""
         self._was_listed = False
@@ -204,7 +205,8 @@ class KubernetesService(TrainingService):
             if stage is Stage.ENDED:
                 # The deletion of the resource deletes its pods.
                 await self._wait_for_listed_pods(job_id, seen)
-                self._missed_ends[job_id] = self._observed.end_of(job_id, seen)
+                end_of = partial(self._observed.end_of, job_id, seen)
+                self._missed_ends[job_id] = end_of(stop_was_asked=False), end_of(stop_was_asked=True)
                 self._calls.start_delete(job_id, name, seen["metadata"]["uid"])
                 return JobPresence.ENDED
             if not has_secret:
@@ -231,9 +233,9 @@ class KubernetesService(TrainingService):
                 return seen, has_secret
             # The watch has shown a change meanwhile, and no event will report it again.
 
-    def report_end(self, job_id: str) -> None:
+    def report_end(self, job_id: str, *, stop_was_asked: bool) -> None:
         """Report what the cluster still had at the adoption."""
-        self.on_job_ended(self._missed_ends.pop(job_id))
+        self.on_job_ended(self._missed_ends.pop(job_id)[stop_was_asked])
 
     def garbage_collect(self) -> None:
         """Delete terminal resources and their secrets."""

@@ -128,7 +128,8 @@ def first_failed(pods: Mapping[str, Mapping[str, Any]]) -> str | None:
 
     def order(name: str) -> tuple[bool, str, str]:
         is_ended_by_others = "deletionTimestamp" in (failed[name].get("metadata") or {})
-        return is_ended_by_others, _ended_at(failed[name]) or "~", name
+        ended_at = _ended_at(failed[name], with_init=_failed_init(failed[name]) is not None)
+        return is_ended_by_others, ended_at or "~", name
 
     return min(failed, key=order, default=None)
 
@@ -151,6 +152,12 @@ def init_failure(pod: Mapping[str, Any]) -> str:
         return ""
     ended = failed["state"]["terminated"]
     return init_failure_text(failed.get("name"), ended["exitCode"], ended.get("reason"))
+
+
+def failed_init_container(pod: Mapping[str, Any]) -> str | None:
+    """Returns the name of the init container that failed by itself; None if none did."""
+    failed = _failed_init(pod)
+    return str(failed.get("name")) if failed is not None and init_failure(pod) else None
 
 
 def init_failure_text(name: str | None, exit_code: int, reason: str | None) -> str:
@@ -210,7 +217,7 @@ def deleted_at(pod: Mapping[str, Any]) -> str | None:
     asked_at = ends_at - timedelta(seconds=int(meta.get("deletionGracePeriodSeconds") or 0))
     asked_at_text = asked_at.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     # Operators, too, delete pods: those that have ended. The times have a resolution of one second.
-    ended_at = _ended_at(pod)
+    ended_at = _ended_at(pod, with_init=True)
     is_terminated = any(each.get("exitCode") == _TERMINATED for each in _ended(pod, with_init=True))
     is_before = asked_at_text < ended_at or (asked_at_text == ended_at and is_terminated)
     return asked_at_text if is_before or not is_terminal(pod) else None
@@ -240,8 +247,8 @@ def _ended(pod: Mapping[str, Any], *, with_init: bool = False) -> list[Mapping[s
     return [(each.get("state") or {}).get("terminated") or {} for each in statuses]
 
 
-def _ended_at(pod: Mapping[str, Any]) -> str:
-    return max((str(each.get("finishedAt") or "") for each in _ended(pod, with_init=True)), default="")
+def _ended_at(pod: Mapping[str, Any], *, with_init: bool) -> str:
+    return max((str(each.get("finishedAt") or "") for each in _ended(pod, with_init=with_init)), default="")
 
 
 def _init_statuses(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:

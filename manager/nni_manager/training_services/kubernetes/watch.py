@@ -114,7 +114,8 @@ class Watch:
             try:
                 if since is None:
                     since = self._list()
-                    self._note("")
+                    if not self._is_optional:  # its login may lack only the right to watch
+                        self._note("")
                 events = self._cluster.watch(*self._where, since, self._fields)
                 self._note("")
                 for kind, document in events:

@@ -75,7 +75,8 @@ class _Job:
     """One job. Times are monotonic.
 
     `is_posting`: a submit is in progress. `was_accepted`: OpenPAI has accepted it. `is_watched`: its end must be reported.
-    `was_seen`: a poll has shown it. `is_ending`: it has ended, and its termination message is being fetched.
+    `was_seen`: a poll has shown it. `is_adopted`: an earlier manager submitted it, or ended before.
+    `is_ending`: it has ended, and its termination message is being fetched.
     """
 
     job_id: str
@@ -85,6 +86,7 @@ class _Job:
     was_accepted: bool = False
     is_watched: bool = False
     was_seen: bool = False
+    is_adopted: bool = False
     is_ending: bool = False
     waits_since_s: float | None = None
     stop_is_wanted: bool = False
@@ -268,13 +270,15 @@ class OpenPaiService(TrainingService):
             except NniManagerError as error:
                 self._note_unreachable(error)
         name = job_name(self._experiment_id, job_id)
+        state = PaiJobState.UNKNOWN
         if self._listed is not None:
-            state = self._listed.get(name) or await self._state_of(name)
-            if state is None:
+            found = self._listed.get(name) or await self._state_of(name)
+            if found is None:
                 return JobPresence.UNKNOWN
-            if state.is_terminal:
+            if found.is_terminal:
                 return JobPresence.ENDED
-        self._watch_adopted(job_id)
+            state = found
+        self._watch_adopted(job_id, was_seen=state is not PaiJobState.UNKNOWN)
         return JobPresence.RUNNING
 
     async def _state_of(self, name: str) -> PaiJobState | None:
@@ -291,13 +295,15 @@ class OpenPaiService(TrainingService):
         self._set_problem(str(error))
         self._listed, self._is_unreachable = None, True
 
-    def report_end(self, job_id: str) -> None:
+    def report_end(self, job_id: str, *, stop_was_asked: bool) -> None:
         """Read why the job ended at the next poll: OpenPAI's lists lack its exit code and reason."""
-        self._watch_adopted(job_id)
+        self._watch_adopted(job_id, was_seen=True, stop_is_wanted=stop_was_asked)
 
-    def _watch_adopted(self, job_id: str) -> None:
+    def _watch_adopted(self, job_id: str, **known: bool) -> None:
         name = job_name(self._experiment_id, job_id)
-        self._jobs[job_id] = _Job(job_id, name, float("-inf"), was_accepted=True, is_watched=True)
+        self._jobs[job_id] = _Job(
+            job_id, name, float("-inf"), was_accepted=True, is_watched=True, is_adopted=True, **known
+        )
         self._watch()
 
     async def close(self) -> None:
@@ -398,7 +404,9 @@ class OpenPaiService(TrainingService):
                 if job.was_accepted
                 else "was stopped before it was created"
             )
-            self._end(job, None, f"job {job.name} on OpenPAI {gone}", ExitReason.JOB_LOST)
+            is_unknown = job.is_adopted and not job.was_seen and not job.stop_is_wanted
+            message = f"job {job.name} on OpenPAI {gone}"
+            self._end(job, None, message, ExitReason.JOB_LOST, is_unknown=is_unknown)
             return
         if not detail.state.is_terminal:
             _mark_seen(job, detail.state)
@@ -429,10 +437,16 @@ class OpenPaiService(TrainingService):
         self._end(job, detail.exit_code, message, reason)
 
     def _end(
-        self, job: _Job, exit_code: int | None, message: str, reason: ExitReason = ExitReason.KEEPER_LOST
+        self,
+        job: _Job,
+        exit_code: int | None,
+        message: str,
+        reason: ExitReason = ExitReason.KEEPER_LOST,
+        *,
+        is_unknown: bool = False,
     ) -> None:
         if self._jobs.pop(job.job_id, None) is not None:
-            self.on_job_ended(JobEnded(job.job_id, exit_code, message, reason))
+            self.on_job_ended(JobEnded(job.job_id, exit_code, message, reason, is_unknown=is_unknown))
 
     def _set_problem(self, problem: str) -> None:
         if problem and not self._problem:

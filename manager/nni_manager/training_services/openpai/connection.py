@@ -101,6 +101,13 @@ class PaiLogin:
     source: str = ""
 
 
+_INVALID_TOKEN = "cannot use this token: it contains blanks or other invalid characters; copy it again from your profile page"
+
+
+def _is_token(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
+
+
 def address_of(host: str) -> str:
     """Returns the scheme and host of `paiConfig.host`; the default scheme is http, as in NNI. A path is dropped.
 
@@ -154,10 +161,8 @@ class PaiConnection:
             UserError: `host` is not a valid host.
             Unauthenticated: `token` contains characters that no token has.
         """
-        if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-            raise Unauthenticated(
-                "cannot use this token: it contains blanks or other invalid characters; copy it again from your profile page"
-            )
+        if token is not None and not _is_token(token):
+            raise Unauthenticated(_INVALID_TOKEN)
         self.address = address_of(host)
         self.user = user
         self.limited_lists = 0
@@ -352,8 +357,14 @@ class PaiConnection:
 
     def _read_login(self) -> None:
         login = self._current_login()
-        if login is not None:
-            self._token, self._password, self._login_source = login.token, login.password, login.source
+        if login is None:
+            return
+        self._login_source = login.source
+        if login.token is not None and not _is_token(login.token):
+            self._login_source = f" ({_INVALID_TOKEN})"
+            return
+        self._token, self._password = login.token, login.password
+        self._ca_file = None if login.ca_file is None else str(login.ca_file)
 
     def _unauthenticated(self, message: str) -> Unauthenticated:
         return Unauthenticated(f"{message}{self._login_source}")

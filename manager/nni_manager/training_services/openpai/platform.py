@@ -90,6 +90,8 @@ class OpenPaiPlatform(Platform):
             host, user, token, password, ca_file = read_service_keys(path, _KEYS_OF_LOGIN)
         except ConfigInvalid as error:
             return replace(stored, source=f" (but its login cannot be read: {error.diagnostics[0]})")
+        if host is None:
+            return replace(stored, source=f" ({path}, which has no login for OpenPAI: write it there)")
         if (host, user) != (pai.host, pai.user):
             where = f"whose login is for {user} at {host}: write {pai.user} and {pai.host} there, or it is not used"
             return replace(stored, source=f" ({path}, {where})")

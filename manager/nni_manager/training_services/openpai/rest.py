@@ -161,10 +161,7 @@ class OpenPai(connection.PaiConnection):
             page = answer.get("data") if isinstance(answer, dict) else answer
             if not isinstance(page, list):
                 # An empty list would mean that no job exists.
-                raise connection.RequestRejected(
-                    f"cannot list jobs: the answer of {self.address} has no list of jobs; check that OpenPAI runs there, or "
-                    "correct paiConfig.host"
-                )
+                raise self._not_of_openpai("list jobs", "no list of jobs")
             before = len(rows)
             for row in map(_status, page):
                 rows.setdefault((row.user, row.name), row)
@@ -174,7 +171,15 @@ class OpenPai(connection.PaiConnection):
 
     def job(self, name: str) -> JobStatus:
         """Returns one job."""
-        return _status(self._ask("GET", self._path(name), f"find job {name}"))
+        answer = self._ask("GET", self._path(name), f"find job {name}")
+        if not (isinstance(answer, dict) and isinstance(answer.get("jobStatus"), dict)):
+            raise self._not_of_openpai(f"find job {name}", "no state of the job")
+        return _status(answer)
+
+    def _not_of_openpai(self, what: str, has: str) -> connection.RequestRejected:
+        return connection.RequestRejected(
+            f"cannot {what}: the answer of {self.address} has {has}; check that OpenPAI runs there, or correct paiConfig.host"
+        )
 
     def stop(self, name: str) -> None:
         """Request the end of a job. A terminal job is left as it is."""
