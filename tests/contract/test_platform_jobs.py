@@ -191,10 +191,13 @@ async def test_adopted_jobs_are_regarded_as_running_while_the_server_is_unreacha
         assert await second.adopt("trial1") is JobPresence.RUNNING
         assert await second.adopt("trial2") is platform.never_submitted
         platform.start_server()
-        lost = {"trial2": (None, True)} if platform.never_submitted is JobPresence.RUNNING else {}
+        lost = {"trial2": (None, True, True)} if platform.never_submitted is JobPresence.RUNNING else {}
         await platform.has_ended(1 + len(lost))
-    ends = {end.job_id: (end.exit_code, end.reason is ExitReason.JOB_LOST) for end in platform.ends}
-    assert ends == {"trial1": (0, False), **lost}
+    ends = {
+        end.job_id: (end.exit_code, end.reason is ExitReason.JOB_LOST, end.is_unknown)
+        for end in platform.ends
+    }
+    assert ends == {"trial1": (0, False, False), **lost}
 
 
 async def test_a_repeated_submission_creates_only_one_job(platform):

@@ -323,7 +323,10 @@ class SlurmService(TrainingService):
         if has_started or job.stop_is_wanted or job.settings is None:
             was_created = job.slurm_id or job.settings is None
             what = "is not known to Slurm any more" if was_created else "was stopped before it was created"
-            self._report(job, JobEndState(None, f"job {job.name} {what}", ExitReason.JOB_LOST))
+            # Of a job that was adopted during an outage, no answer has confirmed that an earlier manager submitted it.
+            is_unknown = job.settings is None and not (has_started or job.stop_is_wanted or job.slurm_id)
+            end = JobEndState(None, f"job {job.name} {what}", ExitReason.JOB_LOST)
+            self._report(job, end, is_unknown=is_unknown)
             return
         # A slurmctld that is killed forgets what it accepted in the last seconds.
         logger.warning("slurmctld has lost job %s before it started; submitting it again", job.slurm_id)
@@ -364,11 +367,11 @@ class SlurmService(TrainingService):
         log = await asyncio.to_thread(self._files.log_tail, job.job_id)
         self._report(job, end_of(row, log, was_stopped=job.stop_is_wanted))
 
-    def _report(self, job: Job, end: JobEndState) -> None:
+    def _report(self, job: Job, end: JobEndState, *, is_unknown: bool = False) -> None:
         why = self.pending_reason(job.job_id)
         if self._jobs.pop(job.job_id, None) is not None:
             how = (end.exit_code, end.message, end.reason, end.is_explained)
-            self.on_job_ended(JobEnded(job.job_id, *how, why))
+            self.on_job_ended(JobEnded(job.job_id, *how, why, is_unknown))
 
     async def _list(self) -> ListedJobs:
         """This experiment's jobs in Slurm."""
