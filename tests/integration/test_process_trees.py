@@ -612,8 +612,12 @@ def open_site(as_nobody):
     shutil.rmtree(folder)
 
 
-# The process executes a setuid program. From then on, only root can signal the process.
-BECOMES_ROOT = "setsid {site.become_root} sleep 1000 & until grep -q sleep /proc/$!/comm; do :; done; exit 4"
+# The process executes a setuid program. From then on, only root can signal the process. The kernel shows a process's new name
+# before its new command line.
+BECOMES_ROOT = (
+    "setsid {site.become_root} sleep 1000 & "
+    'until read -r -d "" name < /proc/$!/cmdline; [ "$name" = sleep ]; do :; done; exit 4'
+)
 
 
 def add_trial_of_nobody(site, command):
