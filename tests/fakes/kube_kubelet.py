@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import psutil
@@ -473,18 +474,23 @@ class Pod:
                 return
         started_at = now()
         started = self._start(plans)
-        running = [
+        statuses = [
             container_status(self._pod, plan[0], True, {"running": {"startedAt": started_at}})
             for plan in plans
         ]
-        self._node.write(self._pod, phase="Running", containerStatuses=running, **here)
-        codes = [process.wait() for process in started]
-        if self.is_lost:
-            return
-        ended = [
-            container_status(self._pod, plan[0], False, {"terminated": self._end(plan[0], code, started_at)})
-            for plan, code in zip(plans, codes, strict=True)
-        ]
+        self._node.write(self._pod, phase="Running", containerStatuses=statuses, **here)
+        codes = []
+        with ThreadPoolExecutor(len(started)) as waiters:
+            numbers = {waiters.submit(process.wait): number for number, process in enumerate(started)}
+            for ended in as_completed(numbers):
+                if self.is_lost:
+                    return
+                codes.append(ended.result())
+                number = numbers[ended]
+                end = {"terminated": self._end(plans[number][0], codes[-1], started_at)}
+                statuses[number] = container_status(self._pod, plans[number][0], False, end)
+                if len(codes) < len(started):
+                    self._node.write(self._pod, containerStatuses=statuses)
         phase = "Failed" if any(codes) else "Succeeded"
         if self.evicted_for:
             self._node.write(
@@ -497,7 +503,7 @@ class Pod:
             self._node.tell(self._pod, "Evicted", self.evicted_for)
         else:
             why = dict(zip(("reason", "message"), self.failed_for or (), strict=False))
-            self._node.write(self._pod, phase="Failed" if why else phase, containerStatuses=ended, **why)
+            self._node.write(self._pod, phase="Failed" if why else phase, containerStatuses=statuses, **why)
 
     def _tell_init(self, plan, state, plans, here):
         initialising = {"waiting": {"reason": "PodInitializing"}}

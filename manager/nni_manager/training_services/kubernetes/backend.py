@@ -44,6 +44,7 @@ from nni_manager.training_services.kubernetes.observed import ObservedObjects, i
 from nni_manager.training_services.kubernetes.operator import Operator, Stage
 from nni_manager.training_services.kubernetes.pods import has_run
 from nni_manager.training_services.kubernetes.resource_calls import ResourceCalls, retry_delays_s
+from nni_manager.training_services.kubernetes.sidecars import REMEDY
 from nni_manager.training_services.run_script import render_run_script
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.timeouts import set_within
@@ -59,6 +60,8 @@ logger = logging.getLogger(__name__)
 _SHOWN_TIMEOUT_S = 2.0
 # The watch of pods may lag behind the watch of their resources.
 _POD_LAG_S = 5.0
+# A sidecar that ends with the other containers of its pod needs a few seconds.
+_SIDECAR_GRACE_S = 15.0
 
 _E = KubernetesJobEvent
 _UNENDED = frozenset(KubernetesJobState) - {KubernetesJobState.ENDED}
@@ -98,7 +101,7 @@ class KubernetesService(TrainingService):
         """The ends of jobs that ended while no manager was running: without and with a request to stop them."""
         self._failures: dict[str, str] = {}
         self._problem = ""
-        self._was_listed = False
+        self._was_listed = self._has_ended_sidecars = False
         self._all_are_adopted = False
         self._missing_pods = MissingPods(
             lambda: [job for job in self._jobs.values() if job.is_waiting],
@@ -355,6 +358,9 @@ class KubernetesService(TrainingService):
         if not job.is_preempted and is_whole and self._observed.preempted_pod(job.job_id) is not None:
             job.is_preempted = True
             self.on_job_preempted(job.job_id)
+        if not job.awaits_sidecars and self._observed.has_only_sidecars(job.job_id):
+            job.awaits_sidecars = True
+            self._spawn(self._end_beside_sidecars(job))
 
     def _set_watch_failure(self, of: str, message: str) -> None:
         if message:
@@ -406,6 +412,19 @@ class KubernetesService(TrainingService):
         else:
             self._end(job, ended)
         self._calls.start_delete(job.job_id, job.name, document["metadata"]["uid"])
+
+    async def _end_beside_sidecars(self, job: KubernetesJob) -> None:
+        """End a job whose pods run only because of sidecars: its operator would not."""
+        while self._observed.has_only_sidecars(job.job_id):
+            await asyncio.sleep(_SIDECAR_GRACE_S)
+            if job.state is KubernetesJobState.RUNNING and self._observed.has_only_sidecars(job.job_id):
+                if not self._has_ended_sidecars:
+                    what = self._observed.verdict(job.job_id, self._observed.resources[job.name]).message
+                    logger.warning("%s %s: %s; %s", self._operator.resource.kind, job.name, what, REMEDY)
+                self._has_ended_sidecars = True
+                self._apply(job, _E.TASKS_ENDED)
+                return
+        job.awaits_sidecars = False
 
     async def _finish_pending(self, job: KubernetesJob, pending_reason: str) -> None:
         """Report the loss of a job whose start no watch has shown."""

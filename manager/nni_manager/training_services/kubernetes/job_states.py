@@ -35,6 +35,7 @@ class KubernetesJobEvent(Enum):
     STARTED = "a watch has shown the resource, started"
     POD_STARTED = "a watch has shown a started pod"
     COMPLETED = "a watch has shown the terminal resource"
+    TASKS_ENDED = "the tasks have ended, and only sidecars keep the pods running"
     DELETED = "a watch has shown the deletion"
     LISTED = "a list of all resources is complete"
     NOT_FOUND = "a read has not found the resource"
@@ -68,6 +69,7 @@ _CHANGES_BY_EVENT: dict[KubernetesJobEvent, dict[KubernetesJobState, tuple[Kuber
     _E.STARTED: {_S.RUNNING: (_S.ACCEPTED, _S.PENDING)},
     _E.POD_STARTED: {_S.RUNNING: (_S.PENDING,)},
     _E.COMPLETED: {_S.ENDING: (_S.REGISTERED, *_STARTABLE)},
+    _E.TASKS_ENDED: {_S.ENDING: (_S.RUNNING,)},
     _E.DELETED: {
         _S.ENDED: (_S.REGISTERED, _S.RUNNING),
         _S.ENDING: (_S.ACCEPTED, _S.PENDING),  # the watch of pods may lag behind
@@ -116,7 +118,7 @@ TRANSITIONS: dict[tuple[KubernetesJobState, KubernetesJobEvent], KubernetesJobSt
 }
 _LOSSES = (_E.DELETED, _E.NOT_FOUND, _E.NOTHING_DELETED)
 FOLLOW_UPS: dict[tuple[KubernetesJobState, KubernetesJobEvent], FollowUp] = {
-    **{pair: FollowUp.REPORT_OUTCOME for pair in CHANGES if pair[1] is _E.COMPLETED},
+    **{pair: FollowUp.REPORT_OUTCOME for pair in CHANGES if pair[1] in (_E.COMPLETED, _E.TASKS_ENDED)},
     **{
         pair: FollowUp.REPORT_PENDING_LOSS
         for pair in CHANGES
@@ -144,6 +146,8 @@ class KubernetesJob:
     node_is_ready: bool = True
     is_preempted: bool = False
     """True once the cluster has reported that it preempts the job."""
+    awaits_sidecars: bool = False
+    """True while only sidecars run, which may still end by themselves."""
 
     def apply(self, event: KubernetesJobEvent) -> FollowUp | None:
         """Change the state by the table. Returns the follow-up that the transition requires.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nni_manager.training_services.base import JobEnded
-from nni_manager.training_services.kubernetes import pods
+from nni_manager.training_services.kubernetes import pods, sidecars
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import JobOutcome, Operator, Stage
 from nni_manager.training_services.kubernetes.render import job_of
@@ -112,9 +112,18 @@ class ObservedObjects:
         shown = self._pods.get(job_id, {})
         return not self.pod_has_run(job_id) and (not shown or not shown.keys() <= self._gone_pods)
 
+    def has_only_sidecars(self, job_id: str) -> bool:
+        """True if the tasks of a job have ended, but not its pods, because of sidecars."""
+        shown = self._pods.get(job_id, {})
+        present = (pod for name, pod in shown.items() if name not in self._gone_pods)
+        return sidecars.are_over(present, self._operator.completion)
+
     def verdict(self, job_id: str, resource: Document) -> JobOutcome:
-        """The outcome of a terminal resource, by the pods shown so far."""
-        return self._operator.verdict_of(resource, self._pods.get(job_id, {}))
+        """The outcome of a terminal resource, or of a job that has only sidecars, by the pods shown so far."""
+        shown = self._pods.get(job_id, {})
+        if self._operator.stage_of(resource) is not Stage.ENDED:
+            return sidecars.outcome_of(shown)
+        return self._operator.verdict_of(resource, shown)
 
     def awaits_pods(self, job_id: str, resource: Document) -> bool:
         """True while a pod may still change the outcome of a terminal resource."""
@@ -123,7 +132,7 @@ class ObservedObjects:
         return verdict.awaits_pod and not (awaited and awaited <= self._gone_pods)
 
     def end_of(self, job_id: str, resource: Document, *, stop_was_asked: bool = False) -> JobEnded:
-        """The end of a job with a terminal resource, by the pods shown so far."""
+        """The end of a job with a terminal resource, or with only sidecars, by the pods shown so far."""
         verdict = self.verdict(job_id, resource)
         exit_code, reason = verdict.exit_code, verdict.reason
         message = self._message_of(job_id, verdict)

@@ -1,0 +1,95 @@
+"""When the tasks of a job are over although sidecars keep its pods running."""
+
+import pytest
+
+from nni_manager.domain.completion import Completion, TaskRole
+from nni_manager.training_services.kubernetes.sidecars import are_over, outcome_of
+from trial_keeper.wire.reasons import ExitReason
+
+MASTER, WORKERS = TaskRole("master"), TaskRole("worker", 2, min_failed_tasks=2, min_succeeded_tasks=-1)
+JOB = Completion((MASTER, WORKERS))
+RUNNING = {"running": {}}
+
+
+def ended(code, reason="Error"):
+    return {"terminated": {"exitCode": code, "reason": reason, "finishedAt": "2026-01-01T00:00:30Z"}}
+
+
+def a_pod(role, state, sidecar=RUNNING, phase="Running", restart_policy="Never", **meta):
+    """A pod whose keeper and sidecar are in these states."""
+    env = [{"name": "TRIAL_KEEPER_JOB_ID", "value": "j"}, {"name": "TRIAL_KEEPER_ROLE", "value": role}]
+    containers = [{"name": "istio-proxy"}, {"name": "trial", "env": env}]
+    statuses = [{"name": "istio-proxy", "state": sidecar}, {"name": "trial", "state": state}]
+    spec = {"containers": containers, "restartPolicy": restart_policy}
+    return {"metadata": meta, "spec": spec, "status": {"phase": phase, "containerStatuses": statuses}}
+
+
+def terminal(role, code):
+    return a_pod(role, ended(code), ended(0), "Failed" if code else "Succeeded")
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([a_pod("master", ended(0)), a_pod("worker", ended(0)), a_pod("worker", ended(1))], True),
+        ([terminal("master", 0), a_pod("worker", ended(0)), terminal("worker", 1)], True),
+        ([a_pod("master", ended(1)), a_pod("worker", RUNNING), a_pod("worker", RUNNING)], True),
+        ([a_pod("master", RUNNING), a_pod("worker", ended(1)), terminal("worker", 1)], True),
+        ([a_pod("master", RUNNING), a_pod("worker", ended(1)), a_pod("worker", RUNNING)], False),
+        ([a_pod("master", ended(0)), a_pod("worker", RUNNING), a_pod("worker", RUNNING)], False),
+        ([a_pod("master", ended(0)), a_pod("worker", ended(0))], False),
+        ([terminal("master", 0), terminal("worker", 0), terminal("worker", 0)], False),
+        ([], False),
+    ],
+    ids=[
+        "every task has ended",
+        "one pod is held",
+        "the master has failed",
+        "two workers have failed",
+        "one worker has failed",
+        "workers run",
+        "a pod is missing",
+        "no pod is held",
+        "no pod is shown",
+    ],
+)
+def test_a_job_is_over_if_its_tasks_are_over_and_a_sidecar_holds_a_pod(pods, expected):
+    assert are_over(pods, JOB) is expected
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        a_pod("main", ended(1), restart_policy="OnFailure"),
+        a_pod("main", ended(1), deletionTimestamp="2026-01-01T00:00:40Z"),
+        a_pod("main", ended(1), ended(0)),
+        a_pod("main", RUNNING, ended(1)),
+        {"metadata": {}},
+    ],
+    ids=[
+        "the container starts again",
+        "the pod is deleted",
+        "no container runs",
+        "the sidecar has ended",
+        "new",
+    ],
+)
+def test_a_job_is_not_over_while_its_pod_ends_or_its_task_may_run(pod):
+    assert not are_over([pod], Completion())
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"), [("OOMKilled", ExitReason.OUT_OF_MEMORY), ("Error", ExitReason.KEEPER_LOST)]
+)
+def test_the_outcome_beside_a_sidecar_is_that_of_the_first_failed_task(how, reason):
+    pods = {
+        "m": a_pod("master", ended(0)),
+        "w-0": a_pod("worker", ended(137, how)),
+        "w-1": terminal("worker", 1),
+    }
+    pods["w-1"]["status"]["containerStatuses"][1]["state"]["terminated"]["finishedAt"] = (
+        "2026-01-01T00:00:31Z"
+    )
+    outcome = outcome_of(pods)
+    assert (outcome.exit_code, outcome.reason, outcome.pod) == (137, reason, "w-0")
+    assert outcome.message.endswith("sidecar istio-proxy still runs")
