@@ -701,6 +701,7 @@ class OnSlurm(Platform):
     stopped_message = "Slurm has ended job 1 (nni-EXPT-trial1) on request"
     removed_message = "Slurm reports job 1 (nni-EXPT-trial1): CANCELLED, but not by this manager"
     adopted_failure = "FAILED, exit code 1"
+    missed_exit_code = 1
     unreachable = "cannot reach Slurm"
     login = None
 

@@ -23,6 +23,7 @@ from nni_manager.training_services.slurm.section import SlurmSection
 from nni_manager.training_services.slurm.service import SlurmService
 from trial_keeper import processes
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
 
 POLL_S = 0.2
@@ -104,8 +105,57 @@ async def test_a_started_job_that_slurm_no_longer_lists_counts_as_ended(place):
     assert place.slurm.states() == {}
     second = place.service()
     assert await second.adopt("trial1") is JobPresence.ENDED
-    assert second.termination_message("trial1") == "last words"
+    second.report_end("trial1", stop_was_asked=False)
+    assert (place.ends[0].exit_code, place.ends[0].message) == (None, "last words")
     assert await second.adopt("trial2") is JobPresence.UNKNOWN
+    await second.close()
+
+
+def keep_accounts(folder, monkeypatch, *rows):
+    """A sacct that knows these jobs. Returns the file with the arguments of each call."""
+    calls, sacct = folder / "calls", folder / "bin" / "sacct"
+    sacct.parent.mkdir()
+    lines = "\n".join("|".join(row) for row in rows)
+    sacct.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ncat << END\n{lines}\nEND\n')
+    sacct.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sacct.parent}:{os.environ['PATH']}")
+    return calls
+
+
+async def test_the_accounting_explains_a_job_that_ended_without_a_manager_and_is_no_longer_listed(
+    place, tmp_path, monkeypatch
+):
+    first = place.service()
+    first.on_job_ended = lambda ended: None
+    running, _ = await submit_at_once(place, first, tmp_path, 2)
+    tasks = [task_of(place, job_id) for job_id in running]
+    (array,) = (path.stem for path in place.jobs.glob("*.tasks"))
+    write(place, "echo last words; exit 3")
+    await first.submit(place.settings("trial3"))
+    alone = place.slurm.run("squeue", "-h", "-o", "%i", "--name=nni-EXPT-trial3").strip()
+    await first.close()
+    open_gates(tmp_path, running)
+    await until(lambda: place.slurm.run("squeue", "-h") == "", "all jobs have ended", DEADLINE_S)
+    place.slurm.stop_controller()
+    place.slurm.start_controller("-c")
+    rows = [
+        (tasks[0], array, "PREEMPTED", "0:15", "n1"),
+        (tasks[1], array, "OUT_OF_MEMORY", "0:125", "n2"),
+        (alone, "nni-EXPT-trial3", "FAILED", "3:0", "n1"),
+    ]
+    calls = keep_accounts(tmp_path, monkeypatch, *rows)
+    second = place.service()
+    for job_id in (*running, "trial3"):
+        assert await second.adopt(job_id) is JobPresence.ENDED
+        second.report_end(job_id, stop_was_asked=False)
+    assert [(end.exit_code, end.reason) for end in place.ends] == [
+        (None, ExitReason.PREEMPTED),
+        (None, ExitReason.OUT_OF_MEMORY),
+        (3, ExitReason.KEEPER_LOST),
+    ]
+    assert place.ends[2].message.endswith("last words")
+    asked = re.findall(r"--jobs=(\S+)", calls.read_text())
+    assert asked == [*tasks, alone]
     await second.close()
 
 
@@ -250,9 +300,10 @@ async def test_a_later_manager_finds_each_task_of_an_array(place, tmp_path):
     found = {job_id: await second.adopt(job_id) for job_id in running + pending}
     assert found.pop("trial7") is JobPresence.ENDED
     assert {*found.values()} == {JobPresence.RUNNING}
-    assert second.termination_message("trial7").endswith("output of trial7")
+    second.report_end("trial7", stop_was_asked=False)
+    assert place.ended("trial7").message.endswith("output of trial7")
     open_gates(tmp_path, found)
-    await until(lambda: len(place.ends) == 11, "all others have ended", DEADLINE_S)
+    await until(lambda: len(place.ends) == 12, "all others have ended", DEADLINE_S)
     assert all(end.exit_code == int(end.job_id.removeprefix("trial")) for end in place.ends)
     await second.close()
 
@@ -285,7 +336,9 @@ async def test_a_task_that_was_cancelled_while_no_manager_ran_is_not_submitted_a
     place.slurm.run("scancel", cancelled)
     second = place.service()
     assert await second.adopt(pending[0]) is JobPresence.ENDED
-    assert second.termination_message(pending[0]).startswith(f"job {cancelled} (nni-EXPT-array-")
+    second.report_end(pending[0], stop_was_asked=False)
+    assert place.ends[0].message.startswith(f"job {cancelled} (nni-EXPT-array-")
+    assert place.ends[0].reason is ExitReason.JOB_LOST
     assert await second.adopt(pending[1]) is JobPresence.RUNNING
     await second.close()
 

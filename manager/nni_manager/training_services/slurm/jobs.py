@@ -112,7 +112,7 @@ class ListedJobs:
 
 class JobFiles:
     """The files of jobs. `<job>.log` has a job's output, or `<array>-<task>.log`. `<job>.started` exists once the job has
-    started. `<array>.tasks` has the ids of an array's jobs, each in a line.
+    started, and has its id in Slurm. `<array>.tasks` has the ids of an array's jobs, each in a line.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -158,6 +158,12 @@ class JobFiles:
     def started(self, job_id: str) -> Path:
         """The file that the batch script creates."""
         return self.folder / f"{job_id}.started"
+
+    def started_as(self, job_id: str) -> str | None:
+        """The id with which Slurm has started the job; empty if its file shows none yet. None: it has not started."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.started(job_id).read_text().strip()
+        return None
 
     def log_tail(self, job_id: str) -> str:
         """The last lines of the output; empty without any."""

@@ -147,6 +147,7 @@ for nni_name in {" ".join(names)}; do
   nni_own={_TASK_PREFIX}${{SLURM_ARRAY_TASK_ID}}_$nni_name
   [ -z "${{!nni_own+set}}" ] || export "{PREFIX}$nni_name=${{!nni_own}}"
 done
+nni_slurm_id=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 unset "${{!{_TASK_PREFIX}@}}" "${{!SLURM_ARRAY_@}}"
 nni_started=$nni_started/${PREFIX}JOB_ID.started
 """
@@ -155,8 +156,9 @@ nni_started=$nni_started/${PREFIX}JOB_ID.started
 def batch_script(run_script: str, started: str, container: str = "", task: str = "") -> str:
     """The batch script: runs `run_script` once, whose first process Slurm signals. `container`: see `container_snippet`.
 
-    `started` is a file that exists once the job has started. A slurmctld that was killed has lost its last seconds, and may
-    start a job again that has ended. For a job array, `started` is the folder of such files, and `task` is its `task_snippet`.
+    `started` is a file that exists once the job has started, and has its id in Slurm. A slurmctld that was killed has lost its
+    last seconds, and may start a job again that has ended. For a job array, `started` is the folder of such files, and `task`
+    is its `task_snippet`.
     """
     return f"""\
 #!/bin/bash
@@ -169,6 +171,7 @@ if ! (set -C; : > "$nni_started"); then
   echo "trial-keeper: cannot create this file; use a folder that the compute nodes share" >&2
   exit {int(KeeperExit.WORKSPACE)}
 fi
+echo "${{nni_slurm_id-$SLURM_JOB_ID}}" > "$nni_started" # the job runs without it on a full disk
 {container}exec {'"${in_container[@]}" ' if container else ""}bash {shlex.quote(run_script)}
 """
 

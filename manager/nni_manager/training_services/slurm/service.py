@@ -71,7 +71,8 @@ class SlurmService(TrainingService):
         self._listed: ListedJobs | None = None
         """The jobs of earlier managers, during adoption. None: not listed."""
         self._has_read_arrays = False
-        self._messages: dict[str, str] = {}
+        self._missed_ends: dict[str, Callable[..., JobEndState]] = {}
+        """How jobs ended while no manager was running, called with `was_stopped`."""
         """The termination messages of jobs that ended without a manager."""
         self._problem = ""
         self._wake = asyncio.Event()
@@ -217,29 +218,31 @@ class SlurmService(TrainingService):
                 self._set_problem(str(error))
         job = self._new(job_id)
         if self._listed is not None:
-            row = self._listed.row(job_id)
-            if row is None and not self._files.started(job_id).exists():
-                array = self._files.array_of(job_id)
-                task_id = self._listed.task_id(array, job_id)
-                if array is None or task_id is None:
+            row, array = self._listed.row(job_id), self._files.array_of(job_id)
+            if row is None:
+                started_as = await self._call(self._files.started_as, job_id)
+                slurm_id = self._listed.task_id(array, job_id) if started_as is None else started_as
+                if slurm_id is None:
                     return JobPresence.UNKNOWN
-                row = self._listed_in(await self._call(self._slurm.ended_jobs, [task_id])).row(job_id)
-                if row is None:
-                    end = end_of_forgotten_task(task_id, array.name, was_stopped=False)
-                    self._messages[job_id] = end.message
+                row = self._listed_in(await self._call(self._slurm.ended_jobs, [slurm_id])).row(job_id)
+                if row is None and started_as is None and array is not None:
+                    self._missed_ends[job_id] = partial(end_of_forgotten_task, slurm_id, array.name)
                     return JobPresence.ENDED
             if row is None or row.has_ended:
-                log = self._files.log_tail(job_id)
-                self._messages[job_id] = log if row is None else end_of(row, log, was_stopped=False).message
+                log = await self._call(self._files.log_tail, job_id)
+                unknown = JobEndState(None, log, ExitReason.KEEPER_LOST, is_explained=False)
+                self._missed_ends[job_id] = (
+                    (lambda **_: unknown) if row is None else partial(end_of, row, log)
+                )
                 return JobPresence.ENDED
             job.slurm_id, job.name = row.slurm_id, row.name
         self._jobs[job_id] = job
         self._watch()
         return JobPresence.RUNNING
 
-    def termination_message(self, job_id: str) -> str:
-        """How the job ended in Slurm's words, and the last lines of its output."""
-        return self._messages.get(job_id, "")
+    def report_end(self, job_id: str, *, stop_was_asked: bool) -> None:
+        """Report what Slurm and the job's files showed at the adoption."""
+        self._on_ended(job_id, self._missed_ends.pop(job_id)(was_stopped=stop_was_asked))
 
     async def settle(self) -> None:
         """Wait until the jobs have ended in Slurm."""
@@ -370,8 +373,13 @@ class SlurmService(TrainingService):
     def _report(self, job: Job, end: JobEndState, *, is_unknown: bool = False) -> None:
         why = self.pending_reason(job.job_id)
         if self._jobs.pop(job.job_id, None) is not None:
-            how = (end.exit_code, end.message, end.reason, end.is_explained)
-            self.on_job_ended(JobEnded(job.job_id, *how, why, is_unknown))
+            self._on_ended(job.job_id, end, why, is_unknown)
+
+    def _on_ended(
+        self, job_id: str, end: JobEndState, why_pending: str = "", is_unknown: bool = False
+    ) -> None:
+        how = (end.exit_code, end.message, end.reason, end.is_explained)
+        self.on_job_ended(JobEnded(job_id, *how, why_pending, is_unknown))
 
     async def _list(self) -> ListedJobs:
         """This experiment's jobs in Slurm."""
