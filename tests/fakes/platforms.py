@@ -819,6 +819,7 @@ class OnRemote(Platform):
     removed, removal_kills = (137, ExitReason.KEEPER_LOST), True
     reports_bypass_server = False
     never_submitted = JobPresence.UNKNOWN  # the manager has a record of each start
+    missed_exit_code = 1
 
     def __init__(self, name, folder, monkeypatch):
         super().__init__(name, folder)

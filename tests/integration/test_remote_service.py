@@ -10,10 +10,12 @@ from platforms import a_platform
 from real_experiment import until
 
 from nni_manager.errors import RetryableError
+from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.remote import service as remote_service
 from nni_manager.training_services.remote.connection import RequestFailed
 from nni_manager.training_services.remote.service import RemoteService
 from nni_manager.training_services.ssh import client
+from trial_keeper.wire.reasons import ExitReason
 
 EXITS_AS_WRITTEN = """\
 STARTED
@@ -116,3 +118,20 @@ async def test_a_job_can_be_stopped_after_its_start_request_received_no_response
         assert "was stopped before it was created" in end.message
         await platform.is_clean()
     assert len(platform.ends) == 1
+
+
+async def test_a_restart_of_the_machine_while_no_manager_ran_is_the_reason_of_the_end(platform):
+    async with platform.manager() as first:
+        await first.submit(platform.settings())
+        await platform.has_started()
+        first.on_job_ended = lambda ended: None
+    platform.file("code").write_text("0")
+    await until(lambda: platform.is_terminal("trial1"), "the job ends without a manager", DEADLINE_S)
+    (record,) = platform.machine.home.rglob("trial1.json")
+    record.write_bytes(b"")  # a power failure leaves such files
+    async with platform.manager() as second:
+        assert await second.adopt("trial1") is JobPresence.ENDED
+        second.report_end("trial1", stop_was_asked=False)
+    (end,) = platform.ends
+    assert (end.exit_code, end.reason, end.is_explained) == (None, ExitReason.JOB_LOST, True)
+    assert end.message.endswith("has been restarted, which has ended the job")

@@ -67,7 +67,8 @@ class RemoteService(TrainingService):
         self._jobs: dict[str, Job] = {}
         """The jobs that run, or may run because their start was not answered."""
         self._reservations = ReservationQueue()
-        self._messages: dict[str, str] = {}
+        self._missed_ends: dict[str, JobEnded] = {}
+        """The ends of jobs that ended while no manager was running."""
         """The termination messages of jobs that ended without a manager."""
         self._looking, self._looked_at_s = asyncio.Lock(), float("-inf")
         self._seen: dict[str, MachineView] = {}
@@ -233,7 +234,8 @@ class RemoteService(TrainingService):
         if record is None:
             return JobPresence.UNKNOWN
         if record.key not in self._clients:
-            self._messages[job_id] = "its machine is no longer in machineList"
+            why = "its machine is no longer in machineList"
+            self._missed_ends[job_id] = JobEnded(job_id, None, why, ExitReason.JOB_LOST, is_explained=True)
             return JobPresence.ENDED
         job = self._jobs[job_id] = Job(job_id, record.key)
         self._placements.hold(job_id, record.key, record.gpu_indices)
@@ -248,15 +250,15 @@ class RemoteService(TrainingService):
             return JobPresence.UNKNOWN
         if state.has_ended:
             self._forget(job)
-            self._messages[job_id] = end_of(job_id, state, self._client(job).machine.address).message
+            self._missed_ends[job_id] = end_of(job_id, state, self._client(job).machine.address)
             return JobPresence.ENDED
         job.pid = state.pid
         self._tasks.spawn(self._look_again([job]))  # at an end that was reported meanwhile
         return JobPresence.RUNNING
 
-    def termination_message(self, job_id: str) -> str:
-        """The tail of the keeper's own log."""
-        return self._messages.get(job_id, "")
+    def report_end(self, job_id: str, *, stop_was_asked: bool) -> None:
+        """Report what the machine has recorded, or that it was restarted."""
+        self.on_job_ended(self._missed_ends.pop(job_id))
 
     async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
         """Kill the remaining processes of the trials and of a killed keeper: without a container, nothing else ends them."""
