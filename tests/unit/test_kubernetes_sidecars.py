@@ -78,18 +78,36 @@ def test_a_job_is_not_over_while_its_pod_ends_or_its_task_may_run(pod):
     assert not are_over([pod], Completion())
 
 
+def named(name, pod, finished_at):
+    pod["metadata"]["name"] = name
+    pod["status"]["containerStatuses"][1]["state"]["terminated"]["finishedAt"] = finished_at
+    return pod
+
+
 @pytest.mark.parametrize(
     ("how", "reason"), [("OOMKilled", ExitReason.OUT_OF_MEMORY), ("Error", ExitReason.KEEPER_LOST)]
 )
 def test_the_outcome_beside_a_sidecar_is_that_of_the_first_failed_task(how, reason):
-    pods = {
-        "m": a_pod("master", ended(0)),
-        "w-0": a_pod("worker", ended(137, how)),
-        "w-1": terminal("worker", 1),
-    }
-    pods["w-1"]["status"]["containerStatuses"][1]["state"]["terminated"]["finishedAt"] = (
-        "2026-01-01T00:00:31Z"
-    )
-    outcome = outcome_of(pods)
-    assert (outcome.exit_code, outcome.reason, outcome.pod) == (137, reason, "w-0")
+    pods = [
+        named("m", a_pod("master", ended(0)), "2026-01-01T00:00:29Z"),
+        named("w-0", terminal("worker", 1), "2026-01-01T00:00:31Z"),
+        named("w-1", a_pod("worker", ended(137, how)), "2026-01-01T00:00:30Z"),
+    ]
+    outcome = outcome_of(pods, JOB)
+    assert (outcome.exit_code, outcome.reason, outcome.pod) == (137, reason, "w-1")
     assert outcome.message.endswith("sidecar istio-proxy still runs")
+
+
+@pytest.mark.parametrize(("codes", "expected"), [((0, 1, 0), 0), ((0, 0, 0), 0), ((1, 0, 0), 1)])
+def test_the_outcome_beside_a_sidecar_ignores_failures_that_the_policy_tolerates(codes, expected):
+    roles = ("master", "worker", "worker")
+    pods = [
+        named(f"p-{number}", a_pod(role, ended(code)), "2026-01-01T00:00:30Z")
+        for number, (role, code) in enumerate(zip(roles, codes, strict=True))
+    ]
+    assert outcome_of(pods, JOB).exit_code == expected
+
+
+def test_a_job_whose_tasks_have_all_failed_fails_although_the_policy_tolerates_failures():
+    pods = [named("p", a_pod("main", ended(3)), "2026-01-01T00:00:30Z")]
+    assert outcome_of(pods, Completion((TaskRole("main", min_failed_tasks=-1),))).exit_code == 3

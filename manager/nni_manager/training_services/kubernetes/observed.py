@@ -122,7 +122,7 @@ class ObservedObjects:
         """The outcome of a terminal resource, or of a job that has only sidecars, by the pods shown so far."""
         shown = self._pods.get(job_id, {})
         if self._operator.stage_of(resource) is not Stage.ENDED:
-            return sidecars.outcome_of(shown)
+            return sidecars.outcome_of(shown.values(), self._operator.completion)
         return self._operator.verdict_of(resource, shown)
 
     def awaits_pods(self, job_id: str, resource: Document) -> bool:

@@ -5,7 +5,6 @@ Operators wait for the end of whole pods, so such a job never ends and keeps its
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,29 +24,42 @@ def are_over(pods: Iterable[Document], completion: Completion) -> bool:
     `pods` are the job's pods that exist. False while the cluster ends one of them.
     """
     shown = list(pods)
-    if any("deletionTimestamp" in pod["metadata"] for pod in shown):
-        return False
     ends = [keeper_end(pod) for pod in shown]
-    held = [
-        pod for pod, end in zip(shown, ends, strict=True) if end and _running(pod) and not is_terminal(pod)
-    ]
-    failed = Counter(_role_of(pod) for pod, end in zip(shown, ends, strict=True) if end and end["exitCode"])
-    has_failed = any(1 <= role.min_failed_tasks <= failed[role.name] for role in completion.roles)
-    return bool(held) and (has_failed or (len(shown) >= completion.tasks and all(ends)))
+    is_held = any(
+        end and _running(pod) and not is_terminal(pod) for pod, end in zip(shown, ends, strict=True)
+    )
+    if not is_held or any("deletionTimestamp" in pod["metadata"] for pod in shown):
+        return False
+    return (len(shown) >= completion.tasks and all(ends)) or bool(_decisive_failures(shown, completion))
 
 
-def outcome_of(pods: Mapping[str, Document]) -> JobOutcome:
-    """The outcome of a job whose pods only sidecars keep running, by the keeper that failed first."""
-    ends = {name: end for name, pod in pods.items() if (end := keeper_end(pod))}
-    running = sorted({each for name in ends for each in _running(pods[name])})
-    message = f"every task has ended, and the manager ends the job: sidecar {', '.join(running)} still runs"
-    failed = [name for name, end in ends.items() if end["exitCode"]]
-    if not failed:
+def outcome_of(pods: Iterable[Document], completion: Completion) -> JobOutcome:
+    """The outcome of a job whose pods only sidecars keep running. The keeper that failed first decides a failed job."""
+    ended = [pod for pod in pods if keeper_end(pod)]
+    running = sorted({each for pod in ended for each in _running(pod)})
+    message = f"its tasks have ended, and the manager ends the job: sidecar {', '.join(running)} still runs"
+    failed = [pod for pod in ended if keeper_end(pod)["exitCode"]]
+    decisive = _decisive_failures(ended, completion) or (failed if len(failed) == len(ended) else [])
+    if not decisive:
         return JobOutcome(0, message, ExitReason.KEEPER_LOST)
-    first = min(failed, key=lambda name: (str(ends[name].get("finishedAt") or "~"), name))
-    is_out_of_memory = ends[first].get("reason") == "OOMKilled"
-    reason = ExitReason.OUT_OF_MEMORY if is_out_of_memory else ExitReason.KEEPER_LOST
-    return JobOutcome(int(ends[first]["exitCode"]), message, reason, first)
+    first = min(decisive, key=lambda pod: str(keeper_end(pod).get("finishedAt") or "~"))
+    end = keeper_end(first)
+    reason = ExitReason.OUT_OF_MEMORY if end.get("reason") == "OOMKilled" else ExitReason.KEEPER_LOST
+    return JobOutcome(int(end["exitCode"]), message, reason, first["metadata"]["name"])
+
+
+def _decisive_failures(pods: Iterable[Document], completion: Completion) -> list[Document]:
+    """Returns the pods whose keepers have failed, of the roles of which enough have failed to end the job."""
+    failed: dict[str, list[Document]] = {}
+    for pod in pods:
+        if keeper_end(pod).get("exitCode"):
+            failed.setdefault(_role_of(pod), []).append(pod)
+    return [
+        pod
+        for role in completion.roles
+        if 1 <= role.min_failed_tasks <= len(failed.get(role.name, ()))
+        for pod in failed[role.name]
+    ]
 
 
 def keeper_end(pod: Mapping[str, Any]) -> Mapping[str, Any]:
