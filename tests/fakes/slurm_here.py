@@ -116,6 +116,21 @@ class SlurmHere:
         self.run("scontrol", "update", f"jobid={job_id}", "comment=a change, which slurmctld writes")
         wait_until(lambda: stamp() not in (0, before), "slurmctld has saved its state")
 
+    def copy_state(self, folder: Path) -> None:
+        """Copy the state of slurmctld, which is suspended meanwhile: it writes and renames files."""
+        process = self._daemons["slurmctld"]
+        threads = Path(f"/proc/{process.pid}/task")
+
+        def is_suspended() -> bool:
+            return all(processes.state_of(int(each.name)) == "T" for each in threads.iterdir())
+
+        process.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(is_suspended, "slurmctld is suspended")
+            shutil.copytree(self.folder / "state", folder)
+        finally:
+            process.send_signal(signal.SIGCONT)
+
     def start_node(self, node: str) -> None:
         """Start the node's slurmd."""
         self._spawn("slurmd", "-D", "-N", node, "-f", str(self.conf), name=node)

@@ -121,7 +121,7 @@ def test_a_waiting_job_is_submitted_again_if_a_killed_slurmctld_has_lost_the_job
     place.slurm.run("scontrol", "update", "nodename=n1,n2", "state=drain", "reason=test")
     state = place.slurm.folder / "state"
     place.slurm.save_state()
-    shutil.copytree(state, place.folder / "state")
+    place.slurm.copy_state(place.folder / "state")
     place.open(0)
     # The manager has received the id of the second job, so it does not retry the submission.
     wait_until(place.second_waits, "the second job waits for a node")
