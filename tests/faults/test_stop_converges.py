@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -141,6 +142,14 @@ def stopped_within(experiment):
     return took_s
 
 
+def fill(disk, experiment):
+    """Fill the disk. SQLite's log is truncated before: once it starts from its first byte again, it has room for a stop."""
+    with contextlib.closing(sqlite3.connect(experiment.folder.database)) as connection:
+        truncate = partial(connection.execute, "PRAGMA wal_checkpoint(TRUNCATE)")
+        wait_until(lambda: truncate().fetchone()[0] == 0, "the log is truncated")
+    disk.fill()
+
+
 def stored_states(experiment):
     with StoreReader(experiment.folder.database) as reader:
         return reader.experiment().state.value, {trial.state.value for trial in reader.trials()}
@@ -173,9 +182,8 @@ def test_a_stop_ends_trials_whose_folders_were_removed(an_experiment, tmp_path, 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
 def test_a_stop_on_a_full_disk_ends_the_trials_and_loses_no_result(disk, an_experiment, tmp_path, options):
-    # The workspace is on another disk than the experiment's folder, as with a cluster.
     experiment = an_experiment(logDir=str(disk.path / "experiments"), **options)
-    disk.fill()
+    fill(disk, experiment)
     with pytest.raises(RetryableError, match=r"all of its processes have ended.*disk is full.*nnictl resume"):
         stopped_within(experiment)
     assert_nothing_runs(tmp_path)
@@ -196,7 +204,7 @@ def test_a_stop_ends_all_processes_despite_a_full_disk_and_removed_folders_and_s
     experiment = an_experiment(logDir=str(disk.path / "experiments"))
     freeze([*keepers_of(experiment), *guards_of(tmp_path, experiment)])
     remove_trials(experiment)
-    disk.fill()
+    fill(disk, experiment)
     with pytest.raises(RetryableError, match="cannot record that experiment"):
         stopped_within(experiment)
     assert_nothing_runs(tmp_path)
