@@ -172,8 +172,8 @@ class TrialLifecycle:
             # One more task of the running attempt, or a repeated report to a manager that has just started.
             trial.add_task(key)
             # A job that the cluster has started again also starts its tasks in any order.
-            is_restarted = self._awaits_job_end(trial) and not self.scheduler.reuses_jobs
-            is_too_late = trial.run.reason is not None and self.completion.tasks > 1 and not is_restarted
+            may_be_restart = self._cluster_decides_job(trial)
+            is_too_late = trial.run.reason is not None and self.completion.tasks > 1 and not may_be_restart
             return [self.scheduler.cancel(trial, trial.reason_for_others, now_s)] if is_too_late else []
         with self._counted(trial):
             trial.began(key, event.at_s, now_s)
@@ -280,8 +280,8 @@ class TrialLifecycle:
         effects: list[Effect] = [events.SaveTrial(trial)]
         if not trial.has_task_in(AttemptPhase.RUNNING):
             return effects
-        if self._awaits_job_end(trial) and not self.scheduler.reuses_jobs:
-            # The cluster ends the whole job, or starts it again. A stop by the manager would look like a user's.
+        if self._cluster_decides_job(trial):
+            # A stop by the manager would look like a user's.
             self.scheduler.lost.apply(trial.job_id, LossEvent.KEEPER_ENDED, now_s)
             return effects
         return [*effects, self.scheduler.cancel(trial, trial.reason_for_others, now_s)]
@@ -307,6 +307,10 @@ class TrialLifecycle:
         """True if the end of the job decides: the trial may be restarted then, as preempted or as a retry."""
         may_restart = self.reports_preemption or trial.retries < self.budget.limits.max_retries
         return may_restart and trial.awaits_job_end and trial.job_id in self.scheduler.jobs.live
+
+    def _cluster_decides_job(self, trial: Trial) -> bool:
+        """True if the cluster ends the whole job or starts it again, and the job runs no other trial."""
+        return not self.scheduler.reuses_jobs and self._awaits_job_end(trial)
 
     def note_orphaned(self, key: AttemptKey) -> list[Effect]:
         """Read the remaining data of an attempt from the shared storage, after its keeper has ended."""
@@ -465,13 +469,13 @@ class TrialLifecycle:
         if trial.state.is_terminal:
             return []
         if self._awaits_job_end(trial):
+            may_run_again = self._cluster_decides_job(trial)  # until the trial has the reason of its stop
             trial.stop_reason = trial.run.reason = reason
             effects = self._close_when_complete(trial, now_s)
-            if self.scheduler.reuses_jobs:
-                return effects
-            # Otherwise a job that the cluster has only suspended would run the trial again.
-            self.scheduler.lost.forget(trial.job_id)
-            return [*effects, self.scheduler.cancel(trial, reason, now_s)]
+            if may_run_again:  # in a job that the cluster has only suspended
+                self.scheduler.lost.forget(trial.job_id)
+                effects.append(self.scheduler.cancel(trial, reason, now_s))
+            return effects
         with self._counted(trial):
             trial.apply(TrialEvent.STOP_ASKED)
         if trial.stop_reason is not None:
