@@ -9,9 +9,13 @@ from functools import partial
 
 import pytest
 from attempts import AttemptNumbers, attempt_id
+from deadlines import DEADLINE_S
 from fake_pai import USER, FakePai
 from openpai_place import make_place, run_nnictl, workspace_of
+from real_experiment import wait_until
+from user_home import environ_of
 
+from nni_manager.experiment import Experiment, ExperimentConfig
 from trial_keeper.wire.documents import ManagerDocument
 from trial_keeper.wire.messages import AttemptKey, Stream
 
@@ -289,3 +293,21 @@ def test_nnictl_create_refuses_resources_that_the_cluster_lacks(nnictl, place, s
     assert not (place.parent / "experiments").exists()
     assert list((place.parent / "storage").iterdir()) == []
     assert not server.jobs
+
+
+def test_a_resume_from_python_uses_the_new_login_of_the_configuration(place, server, monkeypatch):
+    monkeypatch.chdir(place)
+    for name, value in environ_of(place).items():
+        monkeypatch.setenv(name, value)
+    config = ExperimentConfig.load("config.yml")
+    config.max_trial_number = 1
+    with Experiment(config, id="digits") as experiment:
+        assert experiment.run() is True
+    server.tokens = {"a-newer-token"}
+    config.training_service.token = "a-newer-token"
+    config.search_space_file = "gone.json"  # only the login is read
+    with Experiment(config, id="digits") as experiment:
+        experiment.resume(wait_completion=False)
+        experiment.update_max_trial_number(2)
+        wait_until(lambda: experiment.get_status() == "DONE", "the second trial has ended", DEADLINE_S)
+        assert [trial.status for trial in experiment.list_trial_jobs()] == ["SUCCEEDED"] * 2

@@ -3,10 +3,12 @@
 import socket
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from nni_manager.config.python_document import read_python_service_keys
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserError
 from nni_manager.local_openpai.platform import parent_shown_at
@@ -35,6 +37,9 @@ trial: {{command: "true", codeDir: ., gpuNum: 0, cpuNum: 1, memoryMB: 512, image
          nniManagerNFSMountPath: ., containerNFSMountPath: /mnt/s}}
 paiConfig: {{userName: ada, token: {token}, host: {host}}}
 """
+
+# In the second schema, a host without a scheme would be called with https.
+ADDRESS = "http://192.0.2.1"
 
 
 @pytest.fixture
@@ -132,6 +137,51 @@ def test_an_experiment_uses_the_stored_login_if_that_of_its_experiment_file_is_u
     assert login.token == "first"
     assert str(stored.config_path) in login.source
     assert reason in login.source
+
+
+def section_with(stored, **service):
+    """The section of the stored experiment with the login of a configuration in Python."""
+    document = {"trainingService": {"platform": "openpai", **service}, "trialConcurrency": "wrong"}
+    return platform_of(stored).section_with_login(partial(read_python_service_keys, document))
+
+
+def test_a_login_in_python_replaces_the_stored_one_whatever_else_in_the_configuration_is_wrong(
+    config, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    stored, here = config(ADDRESS).cluster, {"host": ADDRESS, "username": "ada"}
+    assert section_with(config(ADDRESS), **here, password="p", caFile="ca.pem") == replace(
+        stored, token=None, password="p", ca_file=tmp_path / "ca.pem"
+    )
+    assert section_with(config(ADDRESS), **here) == stored
+    assert section_with(config(ADDRESS)) == stored
+
+
+@pytest.mark.parametrize(
+    ("service", "reason"),
+    [
+        (
+            {"username": "bob"},
+            "whose login is for bob at http://192.0.2.1: write ada and http://192.0.2.1 there",
+        ),
+        (
+            {"host": "http://192.0.2.9"},
+            "whose login is for ada at http://192.0.2.9: write ada and http://192.0.2.1 there",
+        ),
+        ({"password": "p"}, "which has both token and password: write exactly one"),
+        ({"token": "two words"}, "cannot use config.training_service.token: its value is not a token"),
+    ],
+)
+def test_an_unusable_login_in_python_is_refused(config, service, reason):
+    with pytest.raises(UserError, match=reason):
+        section_with(config(ADDRESS), **{"host": ADDRESS, "username": "ada", "token": "second", **service})
+
+
+def test_a_refused_login_of_an_experiment_of_the_python_api_names_the_resume_with_a_new_one(config):
+    stored = config().replace(config_path=Path("/home/ada/experiment.config"))
+    login = platform_of(stored).current_login()
+    assert login.token == "first"
+    assert "stop the experiment, and call Experiment(config, id=ID).resume()" in login.source
 
 
 def test_an_experiment_uses_the_stored_login_if_its_experiment_file_is_missing(config):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from nni_manager.config.experiment_schema import ExperimentKeys
 from nni_manager.config.keys import names_in_v1
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.platforms import PLATFORMS
-from nni_manager.config.reader import read_document
+from nni_manager.config.reader import read_document, service_keys
 from nni_manager.config.schema import names_of_kind
 from nni_manager.config.v2 import from_v2
 
@@ -83,8 +83,20 @@ def read_python(value: Mapping[str, Any], name: str) -> ExperimentSpec:
     """
     if unsupported := [*_unsupported_values(value)]:
         raise ConfigInvalid(unsupported)
-    document = Document("", {"experimentName": name, **value}, None, dialect=_Python())
-    return read_document(Path.cwd() / CALLED, from_v2(document))
+    return read_document(Path.cwd() / CALLED, _document({"experimentName": name, **value}))
+
+
+def read_python_service_keys(value: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
+    """The values of these keys of `trainingService`; None for an absent key. Other parts of `value` may have errors.
+
+    Raises:
+        ConfigInvalid: one of these keys is wrong.
+    """
+    return service_keys(_document(value), keys)
+
+
+def _document(value: Mapping[str, Any]) -> Document:
+    return from_v2(Document("", value, None, dialect=_Python()))
 
 
 def _unsupported_values(value: Any) -> Iterator[Diagnostic]:

@@ -65,7 +65,15 @@ def read_service_keys(path: Path, keys: Sequence[str]) -> list[Any]:
         ConfigInvalid: the file cannot be read, or one of these keys is wrong.
     """
     original = _mapping_of(path)
-    document = from_v2(original) if is_v2(original.value) else from_v1(original)
+    return service_keys(from_v2(original) if is_v2(original.value) else from_v1(original), keys)
+
+
+def service_keys(document: Document, keys: Sequence[str]) -> list[Any]:
+    """The values of these keys in a document in the second schema, as from `read_service_keys`.
+
+    Raises:
+        ConfigInvalid: one of these keys is wrong.
+    """
     schema = file_of(_platform_of(document)).schema
     names = {document.dialect.key((*SERVICE, key)) for key in keys}
     diagnostics = [*document.diagnostics, *check(schema, document.value, document)[1]]

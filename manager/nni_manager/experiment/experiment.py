@@ -31,6 +31,7 @@ from nni_manager.experiment.config import ExperimentConfig
 from nni_manager.experiment.objective import ObjectiveFunction
 from nni_manager.experiment.progress import NOTEBOOK_INTERVAL_S, LogTail, NotebookView, is_in_notebook
 from nni_manager.experiment.queries import NotStarted, StartedExperiment, in_python_terms, known_by_id
+from nni_manager.experiment.stored_config import store_login
 from nni_manager.store.folders import Registry
 from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.platform import platform_of
@@ -311,10 +312,10 @@ class Experiment(StartedExperiment):
         """Resume an experiment whose manager does not run; otherwise like `run`.
 
         `Experiment.resume("ID")` returns the experiment, `Experiment(id="ID").resume()` the result of `run`. `objective`
-        replaces the function that later trials call; an experiment from an archive needs it.
+        replaces the function of later trials; an archive has none. OpenPAI's login in `config` replaces the stored one.
 
         Raises:
-            UserError: the experiment does not exist, it runs, or its trials run a command and no function.
+            UserError: the experiment does not exist, it runs, its trials run a command and no function, or the login is unusable.
             RetryableError: the manager died during the wait.
         """
         if not isinstance(self, Experiment):
@@ -411,6 +412,7 @@ class Experiment(StartedExperiment):
         if known.view is not None:
             manager_stop.end_view(known)
         with in_python_terms():
+            store_login(known, self._config)
             if made is not None:
                 made.store_again(known)
             ports = _ports(port)

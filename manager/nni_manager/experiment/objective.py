@@ -15,9 +15,8 @@ import os
 import shlex
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import UserError
+from nni_manager.experiment import stored_config
 from nni_manager.experiment.config import ExperimentConfig
 from nni_manager.experiment.sections import LocalConfig
 from nni_manager.store.folders import ExperimentFolder
@@ -143,24 +143,20 @@ class ObjectiveFunction:
             UserError: its trials run a command, or another process has just become its owner.
             RetryableError: the database cannot be written now.
         """
-        from nni_manager.store.rows import config_row
-        from nni_manager.store.writer import Store
-
         spec = known.stored.config()
         if not spec.objective:
             raise UserError(
                 f"cannot resume experiment {known.experiment_id} with the function {self.name}: its trials run the "
                 f"command {spec.trial_command}; omit objective"
             )
-        folder = known.folder
-        with (
-            folder.owned(is_brief=True) as lease,
-            closing(Store(folder.database, folder.collected_logs, lease)) as store,
-        ):
-            spec = self.stored(spec, folder)
-            if spec.reuse_mode:
-                spec = spec.replace(warm_imports=[*dict.fromkeys((_WARM, *self.modules, *spec.warm_imports))])
-            store.commit([config_row(spec.to_json())], time.time())
+
+        def with_function(spec: ExperimentSpec) -> ExperimentSpec:
+            spec = self.stored(spec, known.folder)
+            if not spec.reuse_mode:
+                return spec
+            return spec.replace(warm_imports=[*dict.fromkeys((_WARM, *self.modules, *spec.warm_imports))])
+
+        stored_config.change(known, with_function)
 
     def _is_importable_from_cwd(self) -> bool:
         if self.pickled is not None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from nni_manager.config.cluster import ClusterConfig
@@ -30,6 +31,9 @@ _ANY_PORT = 9
 
 ServiceFactory = Callable[[Callable[[JobEnded], None]], TrainingService]
 """Creates a training service on the event loop that will run it. The argument receives the ends of jobs."""
+
+ServiceKeys = Callable[[Sequence[str]], list[Any]]
+"""Returns the values of keys of `trainingService`, in the second schema, as a configuration has them now; None: absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,15 @@ class Platform(ABC):
         """The address to listen on for clients of `address`: the same on loopback, otherwise all networks of this machine."""
         return address if address.startswith("127.") else "0.0.0.0"
 
-    # ---- archives
+    # ---- changes of the section
+
+    def section_with_login(self, keys: ServiceKeys) -> ClusterConfig:
+        """The platform's section with the login of another configuration; the stored one if that has none.
+
+        Raises:
+            UserError: that login is incomplete, or is for another user or cluster.
+        """
+        return self.config.cluster
 
     def section_from_archive(self, locations: Locations, archive: Path) -> ClusterConfig:
         """The platform's section of an experiment from an archive, with the paths and the login of this machine.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,20 @@ from nni_manager.training_services.platform import (
     Platform,
     PlatformCheck,
     ServiceFactory,
+    ServiceKeys,
     storage_for_archive,
 )
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 _KEYS_OF_LOGIN = ("host", "username", "token", "password", "caFile")
 _LOCAL_OPENPAI = "nni_manager.local_openpai.platform"
+_IN_PYTHON = (
+    " (in Python: into config; then stop the experiment, and call Experiment(config, id=ID).resume())"
+)
+
+
+class _LoginUnusable(UserError):
+    """A configuration has no login for the user and the cluster of the experiment."""
 
 
 class OpenPaiPlatform(Platform):
@@ -85,25 +93,48 @@ class OpenPaiPlatform(Platform):
         pai, path = self.pai, self.config.config_path
         stored = PaiLogin(pai.token, pai.password, pai.ca_file)
         if path.name == CALLED:  # an experiment of the Python API has no file
-            return stored
+            return replace(stored, source=_IN_PYTHON)
         try:
-            host, user, token, password, ca_file = read_service_keys(path, _KEYS_OF_LOGIN)
+            return self._login_in(read_service_keys(path, _KEYS_OF_LOGIN), path)
         except ConfigInvalid as error:
             return replace(stored, source=f" (but its login cannot be read: {error.diagnostics[0]})")
+        except _LoginUnusable as error:
+            return replace(stored, source=f" ({path}, {error})")
+
+    def _login_in(self, keys: Sequence[Any], path: Path) -> PaiLogin:
+        """The login of these values of `_KEYS_OF_LOGIN`, which are those of this file.
+
+        Raises:
+            _LoginUnusable: it is none for this user on this cluster; the message is a clause about the file.
+        """
+        host, user, token, password, ca_file = keys
         if host is None:
-            return replace(stored, source=f" ({path}, which has no login for OpenPAI: write it there)")
-        if (host, user) != (pai.host, pai.user):
-            where = f"whose login is for {user} at {host}: write {pai.user} and {pai.host} there, or it is not used"
-            return replace(stored, source=f" ({path}, {where})")
+            raise _LoginUnusable("which has no login for OpenPAI: write it there")
+        if (host, user) != (self.pai.host, self.pai.user):
+            raise _LoginUnusable(
+                f"whose login is for {user} at {host}: write {self.pai.user} and {self.pai.host} there, or it is not used"
+            )
         if (token is None) == (password is None):
             what = "no login" if token is None else "both token and password"
-            return replace(
-                stored, source=f" ({path}, which has {what}: write exactly one of token and password)"
-            )
+            raise _LoginUnusable(f"which has {what}: write exactly one of token and password")
         certificates = (
             None if ca_file is None else Path(os.path.abspath(path.parent / os.path.expanduser(ca_file)))
         )
         return PaiLogin(token, password, certificates, f" ({path})")
+
+    def section_with_login(self, keys: ServiceKeys) -> PaiConfig:
+        """The section with the token, the password and the `caFile` of another configuration, if it has a login.
+
+        Raises:
+            UserError: that configuration has both token and password, or is for another user or cluster.
+        """
+        if keys(("token", "password")) == [None, None]:
+            return self.pai
+        try:
+            login = self._login_in(keys(_KEYS_OF_LOGIN), Path.cwd() / "config")
+        except _LoginUnusable as error:
+            raise UserError(f"cannot log in to OpenPAI with config, {error}") from error
+        return replace(self.pai, token=login.token, password=login.password, ca_file=login.ca_file)
 
     # ---- jobs
 
