@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 import sys
 import time
 
@@ -9,13 +10,15 @@ import pytest
 from attempts import RegisteringStore, attempt_id
 from stored_experiments import finished
 
+from nni_manager.client.experiments import known_experiment
+from nni_manager.config.changes import changed
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import TrialRun
 from nni_manager.engine.keeper_ingest import quota_message
 from nni_manager.store import reader as reader_module
-from nni_manager.store.rows import attempt_row, experiment_row, trial_row
+from nni_manager.store.rows import attempt_row, config_row, experiment_row, trial_row
 from nni_manager.store.writer import log_path
 from nni_sdk.records import Mark
 from trial_keeper.wire.messages import AttemptKey, Stream
@@ -31,6 +34,71 @@ def test_nnictl_stop_reports_an_experiment_as_not_running_if_it_has_neither_a_ma
     assert (code, err) == (0, "")
     assert "INFO: Nothing of it runs; `nnictl resume abc11111` records what its trials reported" in out
     assert nnictl("stop", "--all") == (0, "INFO: No experiment is running.\n", "")
+
+
+@pytest.fixture
+def resume_warnings(nnictl):
+    """Return a function that resumes an experiment on a port that is in use, and returns the warnings before the error."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        def resume(experiment_id):
+            code, _, err = nnictl("resume", experiment_id, "--port", str(port))
+            *warnings, error = err.splitlines()
+            assert (code, error.startswith(f"ERROR: cannot use port {port}")) == (1, True)
+            return warnings
+
+        yield resume
+
+
+def test_nnictl_resume_warns_that_a_changed_search_space_file_has_no_effect(
+    resume_warnings, an_experiment, tmp_path
+):
+    an_experiment("abc11111")
+    assert resume_warnings("abc11111") == []
+    file = tmp_path / "search_space.json"
+    warning = (
+        f"WARNING: the search space in {file} has changed, and experiment abc11111 keeps its own; to use the new one once the "
+        f"experiment is resumed, run `nnictl update searchspace abc11111 --filename {file}`"
+    )
+    file.write_text('{"lr": {"_type": "uniform", "_value": [0, 2]}}')
+    assert resume_warnings("abc11111") == [warning]
+    file.write_text("{")  # the named command reports the errors
+    config = tmp_path / "config.yml"
+    config.write_text(config.read_text().replace("codeDir: .", "codeDir: gone"))
+    assert resume_warnings("abc11111") == [warning]
+    file.unlink()
+    assert resume_warnings("abc11111") == []
+    config.unlink()
+    assert resume_warnings("abc11111") == []
+
+
+def test_nnictl_resume_warns_that_a_changed_search_space_in_the_experiment_file_has_no_effect(
+    resume_warnings, an_experiment, tmp_path
+):
+    an_experiment("abc11111")
+    (tmp_path / "config.yml").write_text(
+        "trialCommand: 'true'\ntrialConcurrency: 1\ntrainingService: {platform: local}\n"
+        "searchSpace: {x: {_type: choice, _value: [1, 2]}}\n"
+    )
+    [warning] = resume_warnings("abc11111")
+    assert f"the search space in {tmp_path / 'config.yml'} has changed" in warning
+    assert (
+        "write the new one into a JSON file FILE, and run `nnictl update searchspace abc11111 --filename FILE`"
+        in warning
+    )
+
+
+def test_nnictl_resume_does_not_warn_of_a_search_space_that_a_command_has_changed(
+    resume_warnings, an_experiment, tmp_path
+):
+    folder = an_experiment("abc11111")
+    store = RegisteringStore(folder.database, folder.collected_logs)
+    config = known_experiment(folder).stored.config()
+    space = {"lr": {"_type": "uniform", "_value": [0, 3]}}
+    store.commit([config_row(changed(config, "SEARCH_SPACE", {"searchSpace": space}).to_json())], 1.0)
+    store.close()
+    assert resume_warnings("abc11111") == []
 
 
 @pytest.mark.parametrize("word", ["show", "status"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import shlex
 from pathlib import Path
 
 import click
@@ -112,6 +114,7 @@ def resume(
         # The manager serves everything that the view serves, usually on the same port.
         manager_stop.end_view(known)
         output.info(f"Ended the view of experiment {name} on port {known.view.port}")
+    _warn_of_changed_space(known)
     ports = preflight.usable_ports(port, web.host)
     output.info("Starting restful server...")
     known = manager_process.start_manager(
@@ -122,6 +125,30 @@ def resume(
         log_format=log_format,
     )
     return _after_start(known, foreground, port)
+
+
+def _warn_of_changed_space(known: KnownExperiment) -> None:
+    """Warn if the search space of the experiment file is another one now: the stored one counts.
+
+    After `nnictl update searchspace` the two usually differ, and the user knows the command.
+    """
+    from nni_manager.config.reader import read_search_space_now
+
+    name = known.experiment_id
+    # The manager reports an unreadable database, and needs no experiment file.
+    with contextlib.suppress(NniManagerError):
+        config = known.stored.config()
+        if config.is_annotated or config.search_space_revision:
+            return
+        file, space = read_search_space_now(config.config_path)
+        if space != config.search_space_raw and file.is_file():
+            step, written = "run", shlex.quote(str(file))
+            if file == config.config_path:
+                step, written = "write the new one into a JSON file FILE, and run", "FILE"
+            output.warning(
+                f"the search space in {file} has changed, and experiment {name} keeps its own; to use the new one once the "
+                f"experiment is resumed, {step} `nnictl update searchspace {name} --filename {written}`"
+            )
 
 
 @click.command(

@@ -64,8 +64,7 @@ def read_service_keys(path: Path, keys: Sequence[str]) -> list[Any]:
     Raises:
         ConfigInvalid: the file cannot be read, or one of these keys is wrong.
     """
-    original = _mapping_of(path)
-    return service_keys(from_v2(original) if is_v2(original.value) else from_v1(original), keys)
+    return service_keys(_in_second_schema(path), keys)
 
 
 def service_keys(document: Document, keys: Sequence[str]) -> list[Any]:
@@ -81,6 +80,19 @@ def service_keys(document: Document, keys: Sequence[str]) -> list[Any]:
         raise ConfigInvalid(wrong)
     service = document.value.get("trainingService")
     return [service.get(key) if isinstance(service, Mapping) else None for key in keys]
+
+
+def read_search_space_now(path: Path) -> tuple[Path, Any]:
+    """The file that has the search space of an experiment file, perhaps that file itself, and the space in it.
+
+    The space is empty if it cannot be read. Other parts of the experiment file may have errors.
+
+    Raises:
+        ConfigInvalid: the experiment file cannot be read.
+    """
+    reading = _ExperimentReading(path, _in_second_schema(path), reads_code=False)
+    file = reading.absolute(("searchSpaceFile",), reading.raw.get("searchSpaceFile"))
+    return file or path, reading._search_space()[0]
 
 
 def read_document(path: Path, document: Document, *, reads_code: bool = True) -> model.ExperimentSpec:
@@ -149,6 +161,11 @@ def _mapping_of(path: Path) -> Document:
         )
         raise ConfigInvalid([Diagnostic(str(path), 1, 1, "", message)])
     return document
+
+
+def _in_second_schema(path: Path) -> Document:
+    original = _mapping_of(path)
+    return from_v2(original) if is_v2(original.value) else from_v1(original)
 
 
 def _platform_of(document: Document) -> str:
