@@ -142,20 +142,27 @@ def test_every_error_of_an_invalid_file_is_reported_and_the_exit_code_is_one(nni
     }
 
 
-def test_a_missing_claim_name_is_a_warning_for_config_check_but_an_error_for_nnictl_create(nnictl, here):
-    text = (here / "v2_kubeflow_job.yml").read_text()
-    assert ", claimName: nni" in text
-    (here / "claim.yml").write_text(text.replace(", claimName: nni", ""))
-    code, _, err = nnictl("config", "check", "claim.yml")
-    assert code == 0
-    expected = (
-        "cannot use the claim in claim.yml: it has no name, by which containers mount it; write e.g. "
-        "claimName: nni below trainingService.storage"
-    )
-    assert expected in err
-    code, _, err = nnictl("create", "--config", "claim.yml", "--port", "auto")
-    assert code == 1
-    assert expected in err
+@pytest.mark.parametrize(
+    ("file", "name", "expected"),
+    [
+        (
+            "v2_kubeflow_job.yml",
+            ", claimName: nni",
+            "10: cannot do without trainingService.storage.claimName: it must be the name of a claim; write e.g. claimName: nni",
+        ),
+        (
+            "v1_frameworkcontroller_template.yml",
+            "    name: nni\n",
+            "18: cannot do without frameworkcontrollerConfig.pvc.name: it must be the name of a claim; write e.g. name: nni",
+        ),
+    ],
+)
+def test_config_check_and_create_refuse_a_claim_without_a_name(nnictl, here, file, name, expected):
+    text = (here / file).read_text()
+    assert name in text
+    (here / "claim.yml").write_text(text.replace(name, ""))
+    for words in (["config", "check", "claim.yml"], ["create", "--config", "claim.yml", "--port", "auto"]):
+        assert nnictl(*words) == (1, "", f"ERROR: claim.yml:{expected}\n")
 
 
 @pytest.mark.slow
@@ -214,7 +221,7 @@ def test_a_file_converted_into_another_folder_still_refers_to_the_same_code_fold
 
 def test_a_file_can_be_converted_into_another_folder_if_its_volume_claim_has_no_path(here):
     text = (here / "v1_frameworkcontroller_template.yml").read_text()
-    (here / "exp.yml").write_text(re.sub(r"\n    path: .*", "\n    name: nni", text))
+    (here / "exp.yml").write_text(re.sub(r"\n    path: .*", "", text))
     assert yaml.safe_load(convert(here / "exp.yml", here / "sub").text)["trainingService"]["storage"] == {
         "storageType": "pvc",
         "claimName": "nni",

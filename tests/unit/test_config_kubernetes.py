@@ -95,7 +95,7 @@ def test_a_framework_template_is_stored_with_the_experiment():
     worker = RoleConfig(
         "worker", 1, "python3 train.py", "registry.example.com/me/train:1", 0, 0, 0, None, None, 1, -1
     )
-    assert (found.storage, found.roles) == (ClaimStorage(FILES / "storage", None), (worker,))
+    assert (found.storage, found.roles) == (ClaimStorage(FILES / "storage", "nni"), (worker,))
 
 
 def test_a_kubernetes_v2_file_gives_the_same_config_as_the_v1_file(tmp_path):
@@ -120,7 +120,7 @@ def test_a_template_that_is_not_a_framework_is_an_error(diagnostics, tmp_path):
     def name_it(value, template="wrong.yml"):
         value["frameworkcontrollerConfig"] |= {
             "configPath": template,
-            "pvc": {"path": str(FILES / "storage")},
+            "pvc": {"path": str(FILES / "storage"), "name": "nni"},
         }
 
     (message,) = diagnostics("v1_frameworkcontroller_template", name_it)
@@ -225,7 +225,7 @@ def test_the_error_for_an_invalid_template_contains_the_key_and_a_reason(
     def name_it(value):
         value["frameworkcontrollerConfig"] |= {
             "configPath": "wrong.yml",
-            "pvc": {"path": str(FILES / "storage")},
+            "pvc": {"path": str(FILES / "storage"), "name": "nni"},
         }
 
     assert expected in "\n".join(diagnostics("v1_frameworkcontroller_template", name_it))
@@ -240,7 +240,7 @@ def test_a_date_in_a_template_is_an_error_that_suggests_quotes(diagnostics, tmp_
     def name_it(value):
         value["frameworkcontrollerConfig"] |= {
             "configPath": "wrong.yml",
-            "pvc": {"path": str(FILES / "storage")},
+            "pvc": {"path": str(FILES / "storage"), "name": "nni"},
         }
 
     (message,) = diagnostics("v1_frameworkcontroller_template", name_it)

@@ -219,19 +219,6 @@ def on_kubernetes(config, **changed):
     return config().replace(training_service="frameworkcontroller", cluster=replace(NFS, **changed))
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"storage": ClaimStorage(Path("/data"), None)}, "write e.g. name: nni below pvc"),
-    ],
-)
-def test_a_kubernetes_claim_without_a_name_is_refused_with_a_remedy(config, changed, expected):
-    with pytest.raises(UserError, match=expected):
-        platform_of(on_kubernetes(config, **changed)).check_offline()
-    platform_of(on_kubernetes(config)).check_offline()
-    platform_of(config()).check_offline()
-
-
 def test_the_local_path_of_the_storage_comes_from_the_experiment_file(config, tmp_path):
     assert platform_of(config()).storage_here() == tmp_path
     assert (

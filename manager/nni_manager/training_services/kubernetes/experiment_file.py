@@ -40,13 +40,12 @@ _AZURE_NAME = r"^[0-9a-zA-Z-]{3,63}$"
 _VAULT_NAME = r"^[0-9a-zA-Z-]{1,127}$"
 POD = 'command: "python3 train.py", gpuNumber: 0, cpuNumber: 1, memorySize: 8192, dockerImage: ...}'
 EXAMPLE_OF_NFS = "server: 10.10.10.10, path: /var/nfs/nni"
-# The keys of each kind of storage; the last of a claim is optional.
+# The keys of each kind of storage.
 _STORAGE_KEYS = {
     "nfs": ("server", "path"),
     "azureStorage": ("azureAccount", "azureShare", "keyVaultName", "keyVaultKey", "uploadRetryCount"),
     "pvc": ("path", "claimName"),
 }
-_OPTIONAL_STORAGE_KEYS = ("claimName", "uploadRetryCount")
 
 
 _REQUIRED_BY_NFS, _REQUIRED_BY_AZURE = "required by `nfs`", "required by `azureStorage`"
@@ -87,7 +86,7 @@ class StorageKeys(Schema):
         "/var/nfs/nni", None, v1="nfs.path pvc.path", unset="required by `nfs` and `pvc`",
         about="the folder that all tasks share")
     claim_name: str | None = must_be("the name of a claim", "nni", None, pattern=LABEL, v1="pvc.name", since="0.6",
-        about="the PersistentVolumeClaim that containers mount")
+        unset="required by `pvc`", about="the PersistentVolumeClaim that containers mount")
     azure_account: str | None = must_be("the name of a storage account", "mystorage", None, pattern=r"^[0-9a-zA-Z-]{3,31}$",
         v1="azureStorage.accountName", unset=_REQUIRED_BY_AZURE, about="the account of the share")
     azure_share: str | None = must_be("the name of a file share", "nni", None, pattern=_AZURE_NAME,
@@ -130,7 +129,7 @@ def _refuse_storage(storage: Any, refuse: Callable[..., None]) -> None:
     elif isinstance(kind, str) and kind in _STORAGE_KEYS:  # the schema reports an unknown kind
         for name in _STORAGE_KEYS[kind]:
             field = fields_of(StorageKeys)[name]
-            if given.get(name) is None and name not in _OPTIONAL_STORAGE_KEYS:
+            if given.get(name) is None and name != "uploadRetryCount":
                 what = f"it must be {field.description}" if name != "path" else f"storage {kind} requires it"
                 key_path = (*STORAGE, name)
                 refuse(key_path, f"{what}; write e.g. {ref(key_path, example_of(field))}", "do without")
@@ -156,7 +155,7 @@ class KubernetesFile(PlatformFile, ABC):
         "nfs": EXAMPLE_OF_NFS,
         "azureStorage": "accountName: mystorage, azureShare: nni",
         "keyVault": "vaultName: my-vault, name: storage-key",
-        "pvc": "path: /mnt/nni-volume",
+        "pvc": "path: /mnt/nni-volume, name: nni",
     }
     storage_in_v1 = "nfs on Kubernetes"
     hints_v1: ClassVar = dict.fromkeys(
@@ -273,6 +272,7 @@ class KubernetesFile(PlatformFile, ABC):
         # `_refuse_storage` has refused an incomplete storage.
         assert storage is not None
         if (claim := self.paths.get((*STORAGE, "path"))) is not None:
+            assert storage.claim_name is not None
             return ClaimStorage(claim, storage.claim_name)
         if storage.server is not None and storage.path is not None:
             return NfsStorage(storage.server, storage.path)

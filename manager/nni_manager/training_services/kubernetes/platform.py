@@ -74,21 +74,12 @@ class KubernetesPlatform(Platform):
     # ---- checks
 
     def check_offline(self) -> None:
-        """Refuse a claim without a name: experiment files may omit the name, but containers cannot mount such a claim.
+        """Check the keeper's bundle.
 
         Raises:
-            UserError: the claim has no name.
-            BundleUnusable: the file requires a bundle of the keeper, and there is none of this version.
+            BundleUnusable: the file requires a bundle, and there is none of this version.
         """
         bundle_for(self.kubernetes.keeper)
-        match self.kubernetes.storage:
-            case ClaimStorage(_, None):
-                is_v1 = self.config.file_schema == "v1"
-                example = "name: nni below pvc" if is_v1 else "claimName: nni below trainingService.storage"
-                raise UserError(
-                    f"cannot use the claim in {self.config.config_path.name}: it has no name, by which containers mount it; "
-                    f"write e.g. {example}"
-                )
 
     def check(self) -> PlatformCheck:
         """Check that Kubernetes accepts this user and has what the jobs need.

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 
-from nni_manager.errors import InternalError
 from nni_manager.training_services.kubernetes import section
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.pod_template import with_labels, with_template
@@ -158,14 +157,10 @@ def volume_of(storage: section.KubernetesStorage, name: str) -> Document:
     match storage:
         case section.NfsStorage(server, path):
             return {"nfs": {"server": server, "path": path}}
-        case section.ClaimStorage(_, str() as claim):
+        case section.ClaimStorage(_, claim):
             return {"persistentVolumeClaim": {"claimName": claim}}
         case section.AzureStorage(_, share):
             return {"azureFile": {"secretName": f"{name}{_STORAGE_SECRET}", "shareName": share}}
-        case section.ClaimStorage():
-            raise InternalError(
-                f"cannot mount the storage of {name}: the claim has no name, which is a bug; please report it"
-            )
 
 
 def command_of(settings: KeeperSettings, before: tuple[str, ...] = ()) -> list[str]:

@@ -42,10 +42,10 @@ class AzureStorage(_PodStorage):
 
 @dataclass(frozen=True, slots=True)
 class ClaimStorage(_PodStorage):
-    """A PersistentVolumeClaim; `path` is the mount point of its volume on this machine. `name` None: not set in the file."""
+    """A PersistentVolumeClaim; `path` is the mount point of its volume on this machine."""
 
     path: Path
-    name: str | None
+    name: str
 
 
 MOUNT, VOLUME = "/tmp/mount", "nni-vol"
