@@ -197,13 +197,26 @@ def test_keys_in_any_case_are_accepted_as_in_nni(place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("written", "seconds"),
-    [("90", 90), ("90s", 90), ("0.5h", 1800), ("1.5M", 90), ("2D", 172800), ('"3 h"', 10800)],
+    [
+        *(("90", 90), ("90s", 90), ("0.5h", 1800), ("1.5M", 90), ("2D", 172800), ('"3 h"', 10800)),
+        *(
+            ("1e3s", 1000),
+            ("1.5E+2m", 9000),
+            ("25e-1h", 9000),
+            ("1e-9s", 1),
+            (".5m", 30),
+            ("5.m", 300),
+            ("+2m", 120),
+        ),
+    ],
 )
 def test_a_duration_has_a_unit_or_is_a_number_of_seconds(place: Path, written: str, seconds: float) -> None:
     assert read(place, LOCAL.replace("2h", written)).max_experiment_duration == seconds
 
 
-@pytest.mark.parametrize("written", ["0", "-1h", "true", "1w", "[1]", "99999999999d"])
+@pytest.mark.parametrize(
+    "written", ["0", "-1h", "true", "1w", "[1]", "99999999999d", "1e9s", "0e3s", "e3s", ".s"]
+)
 def test_an_invalid_duration_is_an_error(place: Path, written: str) -> None:
     ((_, key, message),) = diagnostics(place, LOCAL.replace("2h", written))
     assert key == "maxExperimentDuration"

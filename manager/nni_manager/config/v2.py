@@ -39,7 +39,9 @@ _HINTS = {
     "trainingService.maxTrialNumPerGpu": "did you mean maxTrialNumberPerGpu?",
     "trainingService.reuse": "did you mean reuseMode?",
 }
-DURATION_PATTERN = r"^\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhdSMHD])\s*$"
+# NNI reads the number with Python's float. Source: NNI v3.0, nni.experiment.config.utils.parse_time.
+_NUMBER = r"\+?(?:[0-9]{1,9}(?:\.[0-9]{0,6})?|\.[0-9]{1,6})(?:[eE][-+]?[0-9]{1,2})?"
+DURATION_PATTERN = rf"^\s*({_NUMBER})\s*([smhdSMHD])\s*$"
 
 
 @cache
@@ -158,7 +160,7 @@ class _FromV2(Translation):
         if found and found[1].isdigit():
             return f"{int(found[1])}{found[2].lower()}"
         # NNI rounds up, too. The inner rounding is for products such as 1.1 * 60.
-        return f"{math.ceil(round(seconds, 6))}s"
+        return f"{math.ceil(round(seconds, 6)) or 1}s"
 
     def answer(self, key_path: Keys, here: KeyPath, item: Any) -> str | None:
         """The hint for an unknown key."""
