@@ -172,7 +172,7 @@ def test_a_machine_without_trial_keeper_is_refused_and_the_error_has_the_install
     machine.set_path("/usr/bin:/bin")
     said = refused(nnictl)
     assert f"127.0.0.1:{machine.port}: it has no trial-keeper on PATH" in said
-    assert f"pip install trial-keeper=={__version__}" in said
+    assert f"run `pip install .` in a checkout of trial-keeper {__version__} there" in said
 
 
 @pytest.mark.smoke

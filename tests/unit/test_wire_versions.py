@@ -80,5 +80,5 @@ def test_the_mismatch_message_has_both_versions_and_the_remedy() -> None:
     message = mismatch_message("0.6.1", "0.5.2")
     assert message.startswith("cannot run")
     assert "0.5.2" in message
-    assert "pip install 'trial-keeper==0.6.1'" in message
+    assert "`pip install .` in a checkout of trial-keeper 0.6.1" in message
     assert "versionCheck: false" in message

@@ -28,10 +28,14 @@ def _first_two(version: str) -> tuple[int, int]:
     return parsed.major, parsed.minor
 
 
+def installation_of(version: str) -> str:
+    """How to install this version. No package index is named: its trial-keeper may be absent, or of another version."""
+    return f"`pip install .` in a checkout of trial-keeper {version}"
+
+
 def mismatch_message(manager: str, keeper: str) -> str:
     """Return the message of trial, log, nnictl and web page; it ends with the remedy."""
     return (
         f"cannot run: manager is version {manager} and keeper is version {keeper}, which differ in the first two numbers; "
-        f"install trial-keeper {manager} where the trial runs (pip install 'trial-keeper=={manager}'), "
-        "or set versionCheck: false to run without this check"
+        f"where the trial runs, run {installation_of(manager)}, or set versionCheck: false to run without this check"
     )

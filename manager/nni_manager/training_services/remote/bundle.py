@@ -12,6 +12,7 @@ from nni_manager.training_services.errors import ClusterUnavailable
 from nni_manager.training_services.remote import render
 from nni_manager.training_services.remote.section import RemoteMachine
 from trial_keeper import __version__
+from trial_keeper.wire.versions import installation_of
 
 # A slow line needs a minute for the largest archive.
 _TIMEOUT_S = 600.0
@@ -31,7 +32,7 @@ async def install(ssh: asyncssh.SSHClientConnection, machine: RemoteMachine, bun
     if name not in bundle.digests:
         raise UserError(
             f"cannot run trials on {machine.address}: it has no trial-keeper {__version__} on PATH, and cannot run the keeper's "
-            f"bundle, which needs {bundle.requirement}; run `pip install trial-keeper=={__version__}` there, or set pythonPath"
+            f"bundle, which needs {bundle.requirement}; run {installation_of(__version__)} there, or set pythonPath"
         )
     if is_there != "yes":
         archive = await asyncio.to_thread(bundle.archive(name).read_bytes)
@@ -52,7 +53,7 @@ async def _said(
     if done.returncode:
         raise UserError(
             f"cannot install the keeper's bundle on {machine.address}: {problem.strip() or f'exit code {done.returncode}'}; free "
-            f"disk space there, or run `pip install trial-keeper=={__version__}` there"
+            f"disk space there, or run {installation_of(__version__)} there"
         )
     return said
 

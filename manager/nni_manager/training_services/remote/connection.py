@@ -25,7 +25,7 @@ from nni_manager.training_services.ssh.client import (
     words,
 )
 from trial_keeper import __version__
-from trial_keeper.wire.versions import versions_agree
+from trial_keeper.wire.versions import installation_of, versions_agree
 
 # A login shell may load much, and a Python on NFS needs seconds to start.
 _START_TIMEOUT_S = 60.0
@@ -86,9 +86,9 @@ class Connection:
                 await asyncio.wait_for(process.wait_closed(), CONNECT_TIMEOUT_S)
             if process.returncode == NO_KEEPER:
                 raise KeeperMissing(
-                    f"cannot run trials on {where}: it has no trial-keeper on PATH; run `pip install "
-                    f"trial-keeper=={__version__}` there, set pythonPath to the bin folder of the Python that has it, or install "
-                    "trial-keeper-bundle in nnictl's Python"
+                    f"cannot run trials on {where}: it has no trial-keeper on PATH; run "
+                    f"{installation_of(__version__)} there, set pythonPath to the bin folder of the Python that has it, or "
+                    "install trial-keeper-bundle in nnictl's Python"
                 ) from error
             said = (await process.stderr.read(_STDERR_BYTES)).decode(errors="replace").strip()
             raise RequestFailed(
@@ -104,7 +104,7 @@ class Connection:
             process.close()  # the program ends with its input
             raise KeeperMissing(
                 f"cannot run trials on {where}: its trial-keeper is {found}, and the manager is {__version__}; run "
-                f"`pip install trial-keeper=={__version__}` there ({self.hello.get('python')})"
+                f"{installation_of(__version__)} there ({self.hello.get('python')})"
             )
         self._reading = asyncio.ensure_future(self._read_all())
 
