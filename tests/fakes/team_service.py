@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections import defaultdict
 
 from forked_programs import ForkedProcess, Program
 
@@ -13,7 +14,10 @@ from trial_keeper.settings import without_settings
 
 
 class TeamService(TrainingService):
-    """A training service that starts a process for each task in `completion`. A job ends when all its processes have exited."""
+    """A training service that starts a process for each task in `completion`. A job ends when all its processes have exited.
+
+    A role fails its job if as many of its processes have failed as the role does not tolerate.
+    """
 
     run_script = "# Keepers are started directly.\n"
 
@@ -95,8 +99,17 @@ class TeamService(TrainingService):
                     await asyncio.to_thread(keeper.wait)
 
     async def _until_end(self, job_id: str) -> None:
-        codes = [await self._code_of(job_id, task) for task in list(self.keepers[job_id])]
-        self.on_job_ended(JobEnded(job_id, max(codes, key=abs), ""))
+        failed = defaultdict[str, list[int]](list)
+        for task in list(self.keepers[job_id]):
+            if code := await self._code_of(job_id, task):
+                failed[task.rpartition("-")[0]].append(code)
+        decisive = [
+            code
+            for role in self.completion.roles
+            if len(failed[role.name]) >= role.min_failed_tasks
+            for code in failed[role.name]
+        ]
+        self.on_job_ended(JobEnded(job_id, max(decisive, key=abs, default=0), ""))
 
     async def _code_of(self, job_id: str, task: str) -> int:
         keeper = None

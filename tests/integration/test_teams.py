@@ -130,6 +130,27 @@ def test_a_task_exits_with_0_if_it_connects_after_the_trial_has_ended(a_real_exp
     assert (trial.state.value, codes) == ("SUCCEEDED", [0, 0, 0])
 
 
+def test_a_trial_succeeds_with_its_job_if_the_completion_policy_tolerates_a_killed_keeper(a_real_experiment):
+    experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1, localConfig={"reuse": False})
+    gate = experiment.code / "gate"
+
+    async def meddle(engine, service):
+        def is_reported():
+            trials = list(engine.experiment.trials.values())
+            return trials and trials[0].run.final is not None and "worker-2" in trials[0].attempts
+
+        await until(is_reported, "the trial has a final result, and its third task runs")
+        (keepers,) = service.keepers.values()
+        keepers["worker-2"].kill()
+        gate.touch()
+
+    more = f"while index == 2 or not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)"
+    team = Completion((TaskRole("worker", 3, 2, -1),))
+    (trial,) = run(experiment, more, reuse=False, team=team, meddle=meddle)
+    assert (trial.state.value, trial.run.value) == ("SUCCEEDED", float(trial.run.reporter[-1]))
+    assert "lost without a report of their end: worker-2" in trial.warning
+
+
 @pytest.mark.parametrize("task", ["worker-0", "ps-0"])
 def test_a_trial_gets_a_new_attempt_if_the_keeper_of_its_job_is_replaced(a_real_experiment, task):
     experiment = a_real_experiment("", maxTrialNum=2, trialConcurrency=1, localConfig={"reuse": True})

@@ -2,8 +2,18 @@
 
 import pytest
 from attempts import attempt_id
+from simulated_search import new_search
 
 from nni_manager.domain.completion import Completion, TaskRole
+from nni_manager.domain.events import (
+    AttemptDelivered,
+    AttemptEnded,
+    AttemptStarted,
+    JobTerminated,
+    MetricsStored,
+    TaskReported,
+)
+from nni_manager.domain.trial import TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
@@ -76,3 +86,48 @@ def test_repeated_end_reports_of_stopped_tasks_do_not_change_the_decision() -> N
     lenient = Completion((TaskRole("worker", 2, -1, -1),))
     assert lenient.decisive([failure, stopped("worker-0")]) is failure
     assert Completion().decisive([stopped("main-0")]) is not None, "the only task always decides"
+
+
+def a_trial_that_lost_task_2(reporter: str, *, is_final: bool, **limits: int):
+    """A trial of three tasks whose job tolerates one failure: two tasks succeed, the last is lost."""
+    search = new_search(
+        concurrency=1, max_trials=1, completion=Completion((TaskRole("worker", 3, 2, 3),)), **limits
+    )
+    search.suggest()
+    keys = [AttemptKey("t0", attempt_id(0), f"worker-{index}") for index in range(3)]
+    for key in keys:
+        search.handle(AttemptStarted(key, 10.0))
+        if key.task == reporter:
+            search.handle(TaskReported(key))
+            search.handle(MetricsStored(key, ((is_final, "0.7"),)))
+    for key in keys[:2]:
+        search.handle(AttemptEnded(TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 20.0)))
+        search.handle(AttemptDelivered(key))
+    return search
+
+
+@pytest.mark.parametrize("reporter", ["worker-0", "worker-2"])
+def test_a_trial_succeeds_with_its_job_although_a_task_that_the_policy_can_spare_was_lost(
+    reporter: str,
+) -> None:
+    search = a_trial_that_lost_task_2(reporter, is_final=True)
+    assert search.trial("t0").state is TrialState.RUNNING, "the lost task may still report its end"
+    search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "exit code 0", 60.0, is_clean=True))
+    trial = search.trial("t0")
+    assert (trial.state, trial.run.value, trial.run.exit_code) == (TrialState.SUCCEEDED, 0.7, 0)
+    assert "lost without a report of their end: worker-2" in trial.warning
+    assert [each.value for each in search.tuner_results] == [0.7]
+
+
+@pytest.mark.parametrize(
+    ("reporter", "is_clean"),
+    [
+        ("worker-0", False),  # the job has not succeeded
+        ("worker-2", True),  # the final result was lost with its task
+    ],
+)
+def test_a_trial_is_retried_if_its_lost_task_may_have_been_needed(reporter: str, is_clean: bool) -> None:
+    search = a_trial_that_lost_task_2(reporter, is_final=False, max_retries=1)
+    trial = search.trial("t0")
+    search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "gone", 60.0, is_clean=is_clean))
+    assert (trial.state, trial.retries) == (TrialState.WAITING, 1)

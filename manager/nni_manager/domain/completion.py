@@ -39,8 +39,16 @@ class Completion:
         """The number of tasks, and therefore of keepers, of a job."""
         return sum(role.tasks for role in self.roles)
 
-    def decisive(self, ends: Iterable[TrialEnded]) -> TrialEnded | None:
+    def unreported(self, ends: Iterable[TrialEnded]) -> list[str]:
+        """The names of the tasks that are not among these ends."""
+        reported = {ended.key.task for ended in ends}
+        names = [f"{role.name}-{index}" for role in self.roles for index in range(role.tasks)]
+        return [name for name in names if name not in reported]
+
+    def decisive(self, ends: Iterable[TrialEnded], *, are_all: bool = False) -> TrialEnded | None:
         """The end that decides the trial; None while other tasks may still decide. `ends` are in the order of their reports.
+
+        `are_all`: no further task will report its end.
 
         If all tasks have ended and no role's policy was met, the trial succeeds if any task did: the policy defines which
         failures matter, and none of them occurred. A task that was stopped because the trial had ended has neither
@@ -59,7 +67,7 @@ class Completion:
             counted[name] += 1
             if 1 <= role.min_failed_tasks <= failed[name] or 1 <= role.min_succeeded_tasks <= succeeded[name]:
                 return ended
-        if len(reported) < self.tasks:
+        if not reported or (len(reported) < self.tasks and not are_all):
             return None
         by_themselves = [ended for ended in reported if ended.reason is not ExitReason.TRIAL_OVER] or reported
         return next((ended for ended in reported if ended.reason is ExitReason.SUCCEEDED), by_themselves[-1])

@@ -405,6 +405,8 @@ class TrialLifecycle:
             return self._lose(trial, trial.stop_reason, message, event.at_s, now_s)
         if self._may_restart_preempted(trial, event, may_retry=may_retry):
             return self._restart(trial, event, is_preempted=True)
+        if event.is_clean and not self.scheduler.reuses_jobs:
+            self._follow_success(trial)
         if (
             trial.run.ended is not None
             and not trial.has_task_in(AttemptPhase.ENDED)
@@ -413,6 +415,23 @@ class TrialLifecycle:
             # Tasks without a reported end will not report one, and the decisive end is known.
             return [*self._close(trial, now_s), events.DetachTrial(trial, trial.job_id)]
         return self._lose_to_cluster(trial, event, now_s, may_retry=may_retry)
+
+    def _follow_success(self, trial: Trial) -> None:
+        """Let a trial succeed whose job has succeeded without some of its tasks: the completion policy tolerates their loss.
+
+        A task that was lost may have had the final result. A retry may deliver it, so the trial is then lost.
+        """
+        run, ends = trial.run, trial.ends
+        has_result = run.final is not None or any(ended.key.task == run.reporter for ended in ends)
+        decisive = self.completion.decisive(ends, are_all=True) if run.ended is None and has_result else None
+        if decisive is None or decisive.reason is not ExitReason.SUCCEEDED:
+            return
+        tasks = ", ".join(self.completion.unreported(ends))
+        trial.warn(
+            f"lost without a report of their end: {tasks}; the completion policy of the job tolerates that"
+        )
+        with self._counted(trial):
+            trial.finished(decisive)
 
     def _lose_to_cluster(
         self, trial: Trial, event: events.JobTerminated, now_s: float, *, may_retry: bool
