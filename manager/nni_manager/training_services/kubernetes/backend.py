@@ -159,7 +159,7 @@ class KubernetesService(TrainingService):
         try:
             # A list that is later than a short job's pod would miss its message.
             await self._pods_answered.wait()
-            job.uid = await self._calls.create(settings)
+            await self._calls.create(job, settings)
             answer = _E.SUBMITTED
         except (Forbidden, RequestInvalid, AlreadyExists):
             answer = _E.REFUSED

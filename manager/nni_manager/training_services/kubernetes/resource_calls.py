@@ -17,7 +17,7 @@ from nni_manager.support.backoff import delays_s
 from nni_manager.support.task_set import TaskSet
 from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
-from nni_manager.training_services.kubernetes.errors import AlreadyExists, NotFound
+from nni_manager.training_services.kubernetes.errors import AlreadyExists, NotFound, RequestInvalid
 from nni_manager.training_services.kubernetes.job_states import KubernetesJob
 from nni_manager.training_services.kubernetes.operator import Operator
 from nni_manager.training_services.kubernetes.resources import PODS, SECRETS
@@ -70,33 +70,55 @@ class ResourceCalls:
         self._deletes = TaskSet()
         self._callers = ThreadPoolExecutor(_CALLERS, thread_name_prefix="kubernetes")
 
-    async def create(self, settings: KeeperSettings) -> str:
-        """Create the resource of a job and the secrets that it owns, unless they exist. Returns the uid of the resource."""
-        return await self._ask(self._create, settings)
+    async def create(self, job: KubernetesJob, settings: KeeperSettings) -> None:
+        """Create the resource of a job and the secrets that it owns, unless they exist, and set the job's uid."""
+        made = await self._ask(self._create, settings)
+        job.uid = str(made["metadata"]["uid"])
+        self._check_labels(made, settings.job_id)
+        await self._ask(self._create_secrets, made, settings)
 
-    def _create(self, settings: KeeperSettings) -> str:
+    def _create(self, settings: KeeperSettings) -> Document:
         operator, resource = self._operator, self._operator.resource
         wanted = operator.render(self._namespace, render.as_in_containers(settings))
         name = wanted["metadata"]["name"]
         try:
-            made = self._cluster.create(resource, self._namespace, wanted)
+            return self._cluster.create(resource, self._namespace, wanted)
         except AlreadyExists as error:
             made = self._cluster.get(resource, self._namespace, name)
             meta = made["metadata"]
-            is_ours = self.is_of(made, settings.job_id)
+            is_of_experiment = (meta.get("labels") or {}).get("expId") == self._experiment_id
             # Two jobs of this experiment may share a name; the other's resource is deleted once that job has ended.
-            is_of_other_job = not is_ours and (meta.get("labels") or {}).get("expId") == self._experiment_id
+            is_of_other_job = is_of_experiment and render.job_of(made) not in ("", settings.job_id)
             if "deletionTimestamp" in meta or meta["uid"] in self.doomed or is_of_other_job:
                 raise RetryableError(
                     f"cannot create {resource.kind} {name}: namespace {self._namespace} still has another one of that name; the "
                     "submit is retried when that is deleted"
                 ) from error
-            if not is_ours:
+            if not is_of_experiment:
                 raise
+            return made
+
+    def _check_labels(self, made: Document, job_id: str) -> None:
+        """Refuse a resource without the labels by which the watches find it: its job would never start or end for the manager.
+
+        Raises:
+            RequestInvalid: the cluster has changed or removed a label.
+        """
+        found = made["metadata"].get("labels") or {}
+        for label, value in render.labels_of(self._experiment_id, job_id).items():
+            if (now := found.get(label)) != value:
+                how = "removed it" if now is None else f"changed it to {now!r}"
+                raise RequestInvalid(
+                    f"cannot watch {self._operator.resource.kind} {made['metadata']['name']}: its label {label} must be "
+                    f"{value!r}, but an admission webhook or policy of the cluster has {how}; exempt the label from it; "
+                    "`kubectl get mutatingwebhookconfigurations` lists the webhooks"
+                )
+
+    def _create_secrets(self, made: Document, settings: KeeperSettings) -> None:
         # The token's secret is created last, because `has_secret` checks only this one.
         contents = [
             *(self._share.secrets() if self._share else ()),
-            *render.job_secrets(operator.config, settings.token, self._logins),
+            *render.job_secrets(self._operator.config, settings.token, self._logins),
         ]
         for secret in render.render_secrets(made, contents):
             # The secret may exist from an earlier try, or belong to a previous resource of this name that is being deleted.
@@ -109,7 +131,6 @@ class ResourceCalls:
                     f"cannot create Secret {secret['metadata']['name']}: namespace {self._namespace} still has another one of "
                     "that name; the submit is retried when that is deleted"
                 )
-        return str(made["metadata"]["uid"])
 
     def is_of(self, document: Document, job_id: str) -> bool:
         """True if it is this job's resource. Operators and the cluster's webhooks may have added labels."""

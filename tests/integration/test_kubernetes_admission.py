@@ -1,0 +1,74 @@
+"""Jobs on Kubernetes that an admission webhook of the cluster changes at their creation."""
+
+import pytest
+from deadlines import DEADLINE_S
+from kube_controllers import FRAMEWORKS
+from kube_site import a_site
+from kube_store import SECRETS
+from real_experiment import until
+
+pytest.importorskip("kubernetes")
+
+from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
+from nni_manager.training_services.kubernetes.errors import RequestInvalid
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    with a_site(tmp_path, monkeypatch) as site:
+        yield site
+
+
+def change_labels(site, monkeypatch, change):
+    """Let a webhook of the cluster change the labels of new Frameworks."""
+    create = site.store.create
+
+    def create_changed(kind, namespace, body, is_dry_run=False):
+        if kind == FRAMEWORKS:
+            labels = dict(body["metadata"]["labels"])
+            change(labels)
+            body = body | {"metadata": body["metadata"] | {"labels": labels}}
+        return create(kind, namespace, body, is_dry_run)
+
+    monkeypatch.setattr(site.store, "create", create_changed)
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "change"),
+    [
+        ("app", "nni-kubernetes-trial", lambda labels: labels.update(app="research")),
+        ("expId", "EXPT", lambda labels: labels.pop("expId")),
+        ("trialId", "trial1", lambda labels: labels.pop("trialId")),
+    ],
+)
+async def test_a_job_whose_labels_the_cluster_changes_is_refused_and_deleted(
+    site, monkeypatch, label, value, change
+):
+    change_labels(site, monkeypatch, change)
+    site.cluster.api.misbehave(503, 3, at=("delete", "frameworks"))
+    async with site.manager() as service:
+        with pytest.raises(RequestInvalid, match=f"its label {label} must be '{value}'.* exempt the label"):
+            await service.submit(site.settings())
+        assert not await service.stop("trial1"), "the job is not registered any more"
+        await until(site.is_clean, "nothing is left", DEADLINE_S)
+    assert not site.ends
+
+
+async def test_a_job_whose_labels_the_cluster_changes_is_refused_although_the_first_answer_was_lost(
+    site, monkeypatch
+):
+    change_labels(site, monkeypatch, lambda labels: labels.update(app="research"))
+    async with site.manager() as service:
+        operator = FrameworkController(site.config)
+        site.store.create(FRAMEWORKS, "default", operator.render("default", site.settings()))
+        with pytest.raises(RequestInvalid, match="has changed it to 'research'"):
+            await service.submit(site.settings())
+        await until(site.is_clean, "nothing is left", DEADLINE_S)
+
+
+async def test_labels_that_the_cluster_adds_change_nothing(site, monkeypatch):
+    change_labels(site, monkeypatch, lambda labels: labels.update(team="a"))
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        await site.is_running()
+        assert site.store.list(SECRETS)
