@@ -56,6 +56,12 @@ async def a_job_with_a_prefetched_trial(engine, service):
     return job, keeper
 
 
+def write_line(experiment, key, stream):
+    path = experiment.folder.workspace.attempt(key).stream(stream)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("a line\n")
+
+
 # ---- jobs that have ended
 
 
@@ -275,7 +281,9 @@ def test_a_trial_of_a_lost_job_is_retried_although_another_trial_of_the_job_is_c
         first, second = (engine.experiment.trials[trial_id] for trial_id in job.trial_ids)
         keeper.session.closed()
         write_attempt(experiment, first, encode(0, first.trial_id, "FINAL", 0, 0.5))
-        sign_attempt(experiment.folder, AttemptKey(second.trial_id, FIRST, "main-0"), job.job_id)
+        started = AttemptKey(second.trial_id, FIRST, "main-0")
+        sign_attempt(experiment.folder, started, job.job_id)
+        write_line(experiment, started, Stream.KEEPER)
         service.on_job_ended(JobEnded(job.job_id, None, "the node is gone"))
         await until(lambda: job.job_id not in engine.experiment.jobs.live)
         assert (first.state.value, first.run.value) == ("SUCCEEDED", 0.5)
@@ -359,6 +367,47 @@ def test_a_queued_trial_survives_any_number_of_clean_exits_of_its_jobs_but_only_
         (trial,) = engine.experiment.trials.values()
         assert trial.trial_id == given.trial_id
         assert trial.state.value == ("WAITING" if exit_code == 0 else "FAILED")
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("written", [None, Stream.KEEPER, Stream.STDOUT])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_queued_trial_is_charged_for_a_crash_of_its_job_only_if_its_command_has_started(
+    a_real_experiment, written, is_late
+):
+    """The keeper has claimed an attempt. It unpacks the code, or its command has already written something."""
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        job = await a_submitted_job(engine, service)
+        keeper = ScriptedKeeper(engine, job.job_id)
+        keeper.send(Idle())
+        (given,) = await keeper.receive_until(RunTrial)
+        trial = engine.experiment.trials[given.trial_id]
+        key = AttemptKey(given.trial_id, given.attempt_id, "main-0")
+        sign_attempt(experiment.folder, key, job.job_id)
+        poller, scan = engine.storage_poller, engine.storage_poller.scan_remaining
+
+        def write():
+            if written is not None:
+                write_line(experiment, key, written)
+
+        async def scan_and_write(*arguments, **how):
+            found = await scan(*arguments, **how)
+            write()
+            return found
+
+        if is_late:  # the storage shows the line only after the first scan
+            poller.scan_remaining = scan_and_write
+        else:
+            write()
+        service.on_job_ended(JobEnded(job.job_id, 1, ""))
+        await until(lambda: job.job_id not in engine.experiment.jobs.live)
+        assert trial.state.value == ("WAITING" if written is None else "FAILED")
         await engine.close()
 
     play(scenario)

@@ -200,12 +200,14 @@ def test_a_poll_returns_the_bytes_after_the_stored_offsets(
     assert poll(tmp_path, {Stream.METRICS: len(FRAME)}).pieces == ()
 
 
-def test_an_attempt_counts_as_started_only_if_its_keeper_log_has_content(
+def test_an_attempt_counts_as_started_only_if_its_command_or_its_keeper_has_written_something(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
     running_folder.stream(Stream.METRICS).write_bytes(b"")
     assert poll(tmp_path).has_started
     running_folder.stream(Stream.KEEPER).write_bytes(b"")
+    assert poll(tmp_path).has_started, "its keeper was killed before it wrote that the command runs"
+    running_folder.stream(Stream.STDOUT).write_bytes(b"")
     assert not poll(tmp_path).has_started, "its code may still be unpacked"
 
 

@@ -188,6 +188,7 @@ class JobRecovery:
     ) -> list[AttemptReadout]:
         """Ingest all remaining data of a trial's attempts, to which nothing writes any more; returns their readouts.
 
+        Empty for a queued trial whose keepers claimed attempts but started no command, e.g. still unpacked the code.
         `may_be_late`: the storage may not show the last written data yet.
 
         Raises:
@@ -199,6 +200,12 @@ class JobRecovery:
         left = await self.storage_poller.scan_remaining(
             trial, may_be_late=may_be_late and self.service.uses_snapshot and has_started and not is_own
         )
+        if _is_only_claimed(trial, left) and self.experiment.scheduler.reuses_jobs:
+            if may_be_late:
+                await asyncio.sleep(self.storage_poller.lag_s)
+                left = await self.storage_poller.scan_remaining(trial, may_be_late=False)
+            if _is_only_claimed(trial, left):
+                return []
         for each in left:
             at_s = time.time() if each.ended is None else each.ended.started_at_s
             self.runtime.post(events.AttemptStarted(each.key, at_s))
@@ -299,3 +306,8 @@ class JobRecovery:
         except OSError as error:
             # The leftovers are named in the log and by the command that ends the experiment.
             log.warning("cannot store what is left on the cluster: %s; free some space", error)
+
+
+def _is_only_claimed(trial: Trial, left: list[AttemptReadout]) -> bool:
+    """True if keepers have claimed attempts of a queued trial, and the workspace shows no start of its command."""
+    return trial.state is TrialState.WAITING and bool(left) and not any(each.has_started for each in left)

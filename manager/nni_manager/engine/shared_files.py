@@ -312,8 +312,10 @@ class SharedFiles:
                 data = data.partition(b"\0")[0]
             if data:
                 pieces.append((stream, offset, data))
-        # A keeper writes its own stream first when a command runs.
-        has_started = bool(ended or pieces or read(folder.stream(Stream.KEEPER), 0, 1))
+        # A keeper writes its own stream once a command runs. If it was killed before that, there may be output of the command.
+        has_started = bool(ended or pieces) or any(
+            read(folder.stream(each), 0, 1) for each in (Stream.KEEPER, *Stream)
+        )
         return AttemptReadout(key, has_started, tuple(pieces), ended)
 
     def read_packages(self, digest: str) -> bytes:

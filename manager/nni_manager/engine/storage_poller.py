@@ -196,7 +196,7 @@ class SharedStoragePoller:
     # ---- after the job ended
 
     async def scan_remaining(self, trial: Trial, *, may_be_late: bool) -> list[AttemptReadout]:
-        """The state of the newest attempt of each task, without stream data; empty if no current attempt has started.
+        """The state of the newest attempt of each task, without stream data; empty if no current attempt was claimed.
 
         `may_be_late`: wait for ends that other machines have written and that are not visible yet. Failing storage is retried
         until it works.
