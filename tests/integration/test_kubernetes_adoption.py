@@ -1,5 +1,7 @@
 """Jobs on Kubernetes that a resumed manager adopts: those of a lost node, and those of an outage of the API server."""
 
+import asyncio
+
 import pytest
 from deadlines import DEADLINE_S
 from kube_controllers import FRAMEWORKS
@@ -43,6 +45,38 @@ async def test_a_manager_that_adopts_a_job_reports_that_its_node_was_lost_before
         assert await second.adopt("trial1") is JobPresence.RUNNING
         assert changes == [("trial1", False)]
         site.cluster.node.bury()
+
+
+@pytest.mark.parametrize("event", ["hangs", "is denied", "is there"])
+async def test_a_framework_whose_pod_was_preempted_and_deleted_while_no_manager_ran_ends_as_preempted(
+    site, event
+):
+    async with site.manager() as first:
+        await first.submit(site.settings())
+        await site.is_running()
+    pod = site.store.get(PODS, "default", f"{NAME}-worker-0")
+    site.cluster.node.announce_preemption(pod)
+    site.store.delete(PODS, "default", f"{NAME}-worker-0")
+    await until(lambda: site.state() == "Completed", "the job ends", DEADLINE_S)
+    assert not site.store.list(PODS), "FrameworkController deletes the pods of an ended job"
+    if event == "hangs":
+        site.cluster.api.misbehave("hang", 2, at=("list", "events"))
+    elif event == "is denied":
+        site.cluster.api.denied.add(("list", "events"))
+    async with site.manager() as second:
+        adoption = asyncio.create_task(second.adopt("trial1"))
+        if event == "hangs":
+            listed = second._observed.resources
+            await until(lambda: NAME in listed or adoption.done(), "the jobs are listed", DEADLINE_S)
+            site.cluster.api.is_hung.set()
+        assert await adoption is JobPresence.ENDED
+        second.report_end("trial1", stop_was_asked=False)
+    (end,) = site.ends
+    if event == "is denied":
+        assert end.reason is ExitReason.JOB_LOST
+    else:
+        assert (end.reason, end.exit_code, end.is_explained) == (ExitReason.PREEMPTED, None, True)
+        assert end.message.startswith(f"pod {NAME}-worker-0 was preempted for one of higher priority\n")
 
 
 async def test_a_job_that_was_adopted_during_an_outage_and_is_deleted_later_is_not_unknown(site):

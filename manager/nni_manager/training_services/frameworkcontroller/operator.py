@@ -15,7 +15,7 @@ have no barrier.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.training_services.kubernetes import render
@@ -144,6 +144,14 @@ class FrameworkController(Operator):
             "metadata": {**(pod.get("metadata") or {}), "name": name},
         }
 
+    def pod_uids_of(self, document: Document) -> Mapping[str, str]:
+        """The pods of all tasks. FrameworkController deletes them when the job ends, and its status names only their uids."""
+        attempt = (document.get("status") or {}).get("attemptStatus") or {}
+        of_tasks = (task.get("attemptStatus") or {} for task in _tasks(attempt))
+        return {
+            each["podName"]: each["podUID"] for each in of_tasks if each.get("podName") and each.get("podUID")
+        }
+
     def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> JobOutcome:
         """The outcome of the Framework's deciding task."""
         attempt = document["status"].get("attemptStatus") or {}
@@ -264,11 +272,15 @@ def _init_containers(framework: Document) -> set[str]:
     return {each["name"] for spec in specs for each in spec.get("initContainers") or []}
 
 
-def _deciding_task(attempt: Document, trigger: Document) -> Document:
-    wanted = trigger.get("taskRoleName"), trigger.get("taskIndex")
+def _tasks(attempt: Document) -> Iterator[Document]:
+    """The statuses of all tasks, each with the name of its role."""
     for role in attempt.get("taskRoleStatuses") or []:
         for task in role.get("taskStatuses") or []:
-            if (role.get("name"), task.get("index")) == wanted:
-                found: Document = task.get("attemptStatus") or {}
-                return found
-    return {}
+            yield {"role": role.get("name"), **task}
+
+
+def _deciding_task(attempt: Document, trigger: Document) -> Document:
+    wanted = trigger.get("taskRoleName"), trigger.get("taskIndex")
+    decisive = (task for task in _tasks(attempt) if (task["role"], task.get("index")) == wanted)
+    found: Document = next(decisive, {}).get("attemptStatus") or {}
+    return found

@@ -110,6 +110,8 @@ class KubernetesService(TrainingService):
         self._list_changed, self._pods_changed = asyncio.Event(), asyncio.Event()
         self._pods_answered = asyncio.Event()
         """Pods were listed, or cannot be."""
+        self._preemptions_answered = asyncio.Event()
+        """As `_pods_answered`, for the events about preempted pods."""
         self._tasks = TaskSet(self._note_bug)
         self._spawn = self._tasks.spawn
         self._watches: list[watch.Watch] = []
@@ -339,9 +341,14 @@ class KubernetesService(TrainingService):
 
     def _on_preempted(self, change: watch.Change) -> None:
         # Without the right to read events, which `_on_event` reports, newer clusters still set the pod's condition.
-        if isinstance(change, watch.Upserted):
-            self._observed.note_preempted(change.document)
-            self._announce_all()
+        match change:
+            case watch.Upserted(document):
+                self._observed.note_preempted(document)
+                self._announce_all()
+            case watch.Synced() | watch.WatchFailed():
+                self._preemptions_answered.set()
+            case watch.Deleted():
+                pass
 
     def _announce_all(self) -> None:
         for job in list(self._jobs.values()):
@@ -444,6 +451,9 @@ class KubernetesService(TrainingService):
         await self._wait_for_pods(
             lambda: not (self._observed.has_pods(job_id) and self._observed.awaits_pods(job_id, document))
         )
+        if self._observed.verdict(job_id, document).reason is ExitReason.JOB_LOST:
+            # Only an event may tell that a deleted pod was preempted.
+            await set_within(self._preemptions_answered, _POD_LAG_S)
 
     async def _wait_for_pods(self, is_shown: Callable[[], bool]) -> None:
         """Wait until the watch of pods shows what is awaited, for `_POD_LAG_S` at most."""

@@ -17,6 +17,7 @@ from trial_keeper.wire.reasons import ExitReason
 _NO_NODE = "FailedScheduling"
 # The node controller's event about the pods of a node that has stopped reporting.
 _NODE_NOT_READY = "NodeNotReady"
+_PREEMPTED = "pod {} was preempted for one of higher priority"
 _MAX_CHARS = 500
 # An idle operator creates pods within a second.
 _PODS_TIMEOUT_S = 10.0
@@ -78,6 +79,11 @@ class ObservedObjects:
                 return name
         return None
 
+    def _preempted_pod_of(self, resource: Document) -> str | None:
+        """The name of a preempted pod that only the resource still names; None: there is none. Its event is kept for an hour."""
+        pods_of_job = self._operator.pod_uids_of(resource)
+        return next((name for name, uid in pods_of_job.items() if uid in self._preempted_uids), None)
+
     def has_pods(self, job_id: str) -> bool:
         """True if the watch shows a pod of the job."""
         return bool(self._pods.get(job_id))
@@ -137,7 +143,14 @@ class ObservedObjects:
         exit_code, reason = verdict.exit_code, verdict.reason
         message = self._message_of(job_id, verdict)
         cause = "" if stop_was_asked else self.cause(job_id, verdict.pod) or verdict.cause
-        if (preempted := self.preempted_pod(job_id)) is not None:
+        preempted = self.preempted_pod(job_id)
+        if (
+            preempted is None
+            and exit_code != 0
+            and (preempted := self._preempted_pod_of(resource)) is not None
+        ):
+            cause = cause or ("" if stop_was_asked else _PREEMPTED.format(preempted))
+        if preempted is not None:
             # Whatever the exit code: training code may use the grace period to end without an error.
             exit_code, reason = None, ExitReason.PREEMPTED
             message += f"\nKubernetes preempted pod {preempted} for one of higher priority"
@@ -167,7 +180,7 @@ class ObservedObjects:
         if why := pods.why_ended(decisive):
             return why
         if decisive["metadata"].get("uid") in self._preempted_uids:
-            return f"pod {name} was preempted for one of higher priority"
+            return _PREEMPTED.format(name)
         at = pods.deleted_at(decisive)
         if at is None and (name not in self._gone_pods or pods.is_terminal(decisive)):
             return ""

@@ -114,6 +114,10 @@ class Operator(ABC):
     def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> JobOutcome:
         """Returns the outcome of a resource in stage ENDED. `pods` are the job's pods seen so far, by name."""
 
+    def pod_uids_of(self, document: Document) -> Mapping[str, str]:
+        """Returns the uids of the job's pods that the resource names, by pod name; empty if it names none."""
+        return {}
+
     def unreported_pod(self, document: Document) -> Document | None:
         """Returns a pod of the job, of which the operator does not report that the cluster refuses it; None: it reports all."""
         return None
