@@ -147,6 +147,34 @@ def test_a_number_is_never_split_between_lines_on_a_terminal(capsys, monkeypatch
     ]
 
 
+def test_nested_parameters_of_the_same_name_have_columns_of_their_own(capsys):
+    # In a trial whose first layer has no size, the name alone would be that of the second layer.
+    trials = [
+        a_trial(
+            0,
+            lr=1,
+            net={"_name": "a", "lr": 9, "layer": {"_name": "b", "size": 3}},
+            out={"_name": "c", "size": 7},
+        ),
+        a_trial(
+            1, lr=2, net={"_name": "a", "lr": 8, "layer": {"_name": "none"}}, out={"_name": "c", "size": 6}
+        ),
+    ]
+    trial_table.show(trials, trial_table.columns_of("lr,net/lr,layer,net/layer/size,out/size", trials))
+    assert [each.split("\t") for each in capsys.readouterr().out.splitlines()[1:]] == [
+        ["1", "9", "b", "3", "7"],
+        ["2", "8", "none", "", "6"],
+    ]
+    assert numbers(trial_table.sorted_by(trials, "lr", is_descending=False)) == [0, 1]
+    assert numbers(trial_table.sorted_by(trials, "net/lr", is_descending=False)) == [1, 0]
+    with pytest.raises(UserError, match=r"'size': several parameters .* one of net/layer/size, out/size$"):
+        trial_table.columns_of("no.,size", trials)
+    with pytest.raises(
+        UserError, match=r"note, parameters, lr, net, net/lr, net/layer, net/layer/size, out, out/size$"
+    ):
+        trial_table.columns_of("units", trials)
+
+
 def test_parameters_of_a_nested_choice_follow_the_name_of_the_choice():
     assert (
         output.parameters(

@@ -125,7 +125,7 @@ def columns_of(given: str | None, trials: Sequence[Trial], metrics: Sequence[str
         place = DEFAULT_COLUMNS.index("value")
         return *DEFAULT_COLUMNS[:place], *shown, *DEFAULT_COLUMNS[place + 1 :]
     columns = [each.strip() for each in given.split(",")]
-    for column in columns:
+    for column in dict.fromkeys(columns):
         _check(trials, column, "--columns")
     return columns
 
@@ -135,21 +135,33 @@ def _check(trials: Sequence[Trial], column: str, option: str) -> None:
         return
     names = _names_of_parameters(trials)
     metrics = dict.fromkeys(name for each in trials for name in each.get("metrics", ()))
-    if column not in names and column.removeprefix(_METRIC_PREFIX) not in metrics:
+    nested = [each for each in names if each.endswith(f"/{column}")] if column not in names else []
+    if len(nested) > 1:
+        raise UserError(
+            f"cannot use {option} {column!r}: several parameters have this name; write one of {', '.join(nested)}"
+        )
+    if column not in names and not nested and column.removeprefix(_METRIC_PREFIX) not in metrics:
         own = (_METRIC_PREFIX + name if name in _KEYS or name in names else name for name in metrics)
         known = ", ".join((*_KEYS, *names, *own))
         raise UserError(f"cannot use {option} {column!r}: there is no such column; write one of {known}")
 
 
 def _names_of_parameters(trials: Sequence[Trial]) -> Mapping[str, None]:
-    return dict.fromkeys(name for each in trials for name, _ in output.flat_parameters(each["parameters"]))
+    return dict.fromkeys(
+        "/".join(path) for each in trials for path, _ in output.flat_parameters(each["parameters"])
+    )
 
 
 def _further(trial: Trial) -> dict[str, Any]:
-    """The parameters of a trial, and the entries of its result; `value/NAME` names an entry also beside a parameter NAME."""
+    """The parameters of a trial, and the entries of its result; `value/NAME` names an entry also beside a parameter NAME.
+
+    A nested parameter is `outer/inner`, and `inner` if no other parameter has this name.
+    """
     metrics = trial.get("metrics", {})
     prefixed = {_METRIC_PREFIX + name: value for name, value in metrics.items()}
-    return {**prefixed, **metrics, **dict(output.flat_parameters(trial["parameters"]))}
+    parameters = list(output.flat_parameters(trial["parameters"]))
+    short = {path[-1]: value for path, value in parameters}
+    return {**prefixed, **metrics, **short, **{"/".join(path): value for path, value in parameters}}
 
 
 def show(trials: Sequence[Trial], columns: Sequence[str]) -> None:

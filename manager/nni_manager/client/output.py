@@ -194,17 +194,20 @@ def number(value: float | None) -> str:
 
 def parameters(values: Mapping[str, Any]) -> str:
     """Parameters on one line: lr=0.01 units=64. A nested choice is its name and its own parameters: optimizer=adam beta=0.9."""
-    return " ".join(f"{name}={short(value)}" for name, value in flat_parameters(values))
+    return " ".join(f"{path[-1]}={short(value)}" for path, value in flat_parameters(values))
 
 
-def flat_parameters(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values. A nested choice is its name, followed by its own parameters."""
+def flat_parameters(
+    values: Mapping[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield paths, from the outside in, and values. A nested choice is its name, followed by its own parameters."""
     for name, value in values.items():
+        path = (*above, name)
         if isinstance(value, dict) and "_name" in value:
-            yield name, value["_name"]
-            yield from flat_parameters({key: each for key, each in value.items() if key != "_name"})
+            yield path, value["_name"]
+            yield from flat_parameters({key: each for key, each in value.items() if key != "_name"}, path)
         else:
-            yield name, value
+            yield path, value
 
 
 def short(value: Any) -> str:
