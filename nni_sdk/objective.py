@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import sys
+from contextlib import suppress
 from functools import reduce
 from importlib import import_module
 
@@ -41,10 +42,49 @@ def run_trial(folder: str) -> None:
     sys.path[:] = path + [each for each in sys.path if each not in path and each != folder]
     os.chdir(description["cwd"])
     name = description["function"]
-    function = _unpickled(os.path.join(folder, PICKLE)) if name is None else imported(name)
+    if name is None:
+        function = _unpickled(os.path.join(folder, PICKLE))
+        vars(sys.modules["__main__"]).update(_script_names(function))
+    else:
+        function = imported(name)
     result = function(trial.get_next_parameter())
     if result is not None or not trial._trial.final_was_reported:
         trial.report_final_result(result)
+
+
+def names_of_script(folder: str) -> "dict[str, Any]":
+    """Return the names of `_script_names` for a process that the function starts; empty if the function is imported.
+
+    Raises:
+        ObjectiveUnusable: another user could have written the function.
+    """
+    path = os.path.join(folder, PICKLE)
+    return _script_names(_unpickled(path)) if os.path.exists(path) else {}
+
+
+def _script_names(function: "Any") -> "dict[str, Any]":
+    """Return the functions and classes of the user's script that a copied function uses, by name.
+
+    pickle looks for them in `__main__`: when an object of such a class is saved, and when multiprocessing calls such a function.
+    All functions of one copy share the names that they use of the script.
+    """
+    owner = function
+    for attribute in ("func", "__func__", "__wrapped__"):  # of a partial, a method and a decorated function
+        owner = getattr(owner, attribute, owner)
+    code = owner if hasattr(owner, "__globals__") else type(owner).__call__  # of an object that can be called
+    used = [*getattr(code, "__globals__", {}).items()]
+    used += [
+        (each.__name__, each)
+        for each in (owner, type(getattr(function, "__self__", function)))
+        if hasattr(each, "__name__")
+    ]
+    return {name: each for name, each in used if _is_of_script(each)}
+
+
+def _is_of_script(each: "Any") -> bool:
+    with suppress(Exception):  # any object of the user
+        return bool(each.__module__ == "__main__")
+    return False
 
 
 def imported(name: str) -> "Any":

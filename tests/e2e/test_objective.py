@@ -70,6 +70,49 @@ def helper(x):
 
 """
 
+USES_PICKLE = """\
+import multiprocessing
+import pickle
+from dataclasses import dataclass
+
+from nni_manager.experiment import search
+
+
+def square(x):
+    return x * x
+
+
+@dataclass
+class Model:
+    size: int
+
+    def times(self, x):
+        return self.size * x
+
+    def __call__(self, parameters):
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            return sum(pool.map(self.times, [1, 2]))
+
+
+def objective(parameters):
+    total = 0
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            total += sum(pool.map(square, [1, 2]))
+    with open("model.pickle", "wb") as file:
+        pickle.dump(Model(3), file)
+    return total
+
+
+if __name__ == "__main__":
+    for each in (objective, Model(2)):
+        found = search(each, {"x": {"_type": "choice", "_value": [1]}}, trials=1, tuner="GridSearch")
+        for trial in found.experiment.list_trial_jobs():
+            print((trial.message + " " + trial.status).strip(), trial.value)
+    with open("model.pickle", "rb") as file:
+        print(pickle.load(file))
+"""
+
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
@@ -179,6 +222,13 @@ def test_trials_do_not_run_the_top_level_code_of_a_script_without_a_main_guard(p
     for path in known.folder.workspace.trials.glob("*/attempts/*/*/output/stdout"):
         assert path.read_text() == ""
     assert left_in(place) == []
+
+
+def test_pickle_and_multiprocessing_find_the_functions_and_classes_of_the_script(place):
+    (place / "script.py").write_text(USES_PICKLE)
+    script = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=DEADLINE_S)
+    printed = [line for line in script.stdout.splitlines() if line.startswith(("SUCCEEDED", "Model"))]
+    assert printed == ["SUCCEEDED 15.0", "SUCCEEDED 6.0", "Model(size=3)"], script
 
 
 class Trap:
