@@ -1,113 +1,136 @@
 """Failures of the database or of a thread that last for a moment, in the parts of the manager and of the keeper."""
 
 import asyncio
-from types import SimpleNamespace
-from unittest.mock import AsyncMock, MagicMock
+
+import pytest
+from real_experiment import values
+from scripted_keeper import (
+    Cluster,
+    a_blocked_store,
+    a_connected_keeper,
+    a_submitted_trial,
+    frames,
+    play,
+    states,
+    until,
+    write_attempt,
+)
+from void_service import an_engine
 
 from nni_manager.engine import storage_poller
-from nni_manager.engine.job_recovery import JobRecovery
-from nni_manager.engine.keeper_ingest import KeeperIngest
-from nni_manager.engine.storage_executor import StorageExecutor
 from nni_manager.engine.storage_poller import SharedStoragePoller
 from nni_manager.store.errors import StoreBusy
-from nni_manager.store.rows import StreamWrite
-from nni_manager.support.task_set import TaskSet
+from nni_manager.store.reader import StoreReader
+from nni_manager.training_services.base import JobEnded
+from nni_sdk.records import encode
 from trial_keeper.core.events import LinkLost
 from trial_keeper.host.link import ManagerLink
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.messages import AttemptKey, Hello, Stream
+from trial_keeper.wire.messages import Chunk, Hello, Stream
 from trial_keeper.wire.workspace import Workspace
 
-KEY = AttemptKey("aBcDe", "01M8JE616HFC3FME9NSBF6R8X3", "main-0")
+ONE_TRIAL = {"trialConcurrency": 1, "maxTrialNum": 1}
 
 
-class Runtime(MagicMock):
-    """A runtime with real tasks. It records failures."""
-
-    def __init__(self):
-        super().__init__()
-        self.failures = []
-        self.tasks = TaskSet(self.failures.append)
-        self.spawn, self.fail = self.tasks.spawn, self.failures.append
-
-    def durable(self):
-        done = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
-
-
-async def test_the_metrics_of_an_attempt_are_read_once_if_two_attempts_continue_from_it():
+def test_the_metrics_of_an_attempt_are_read_once_if_two_attempts_continue_from_it(
+    a_real_experiment, monkeypatch
+):
+    experiment = a_real_experiment("pass\n", **ONE_TRIAL)
     reads, may_end = [], asyncio.Event()
 
-    async def drain_source(trial, key):
+    async def drain_source(poller, trial, key):
         reads.append(key)
         await may_end.wait()
 
-    runtime = Runtime()
-    ingest = MagicMock(**{"is_awaited.return_value": False})
-    poller = SimpleNamespace(drain_source=drain_source)
-    recovery = JobRecovery(runtime, MagicMock(), MagicMock(), MagicMock(), ingest, poller)
-    recovery.drain_source(KEY)
-    recovery.drain_source(KEY)
-    may_end.set()
-    await runtime.tasks.join()
-    assert runtime.failures == []
-    assert reads == [KEY]
-    recovery.drain_source(KEY)  # a later continuation
-    await runtime.tasks.join()
-    assert len(reads) == 2
+    monkeypatch.setattr(SharedStoragePoller, "drain_source", drain_source)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        _, key, _ = await a_connected_keeper(engine, service)
+        engine.recovery.drain_source(key)
+        engine.recovery.drain_source(key)
+        may_end.set()
+        await until(lambda: not engine.recovery._sources)
+        assert reads == [key]
+        engine.recovery.drain_source(key)  # a later continuation
+        await until(lambda: not engine.recovery._sources)
+        assert reads == [key] * 2
+        await engine.close()
+
+    play(scenario)
 
 
-async def test_the_metrics_of_an_earlier_attempt_are_read_after_its_received_writes_are_stored():
-    order, is_stored = [], asyncio.Event()
+def test_the_metrics_of_an_earlier_attempt_are_read_after_its_received_writes_are_stored(
+    a_real_experiment, monkeypatch
+):
+    experiment = a_real_experiment("pass\n", **ONE_TRIAL)
+    stored_before = []
 
-    async def store():
-        await is_stored.wait()
-        order.append("stored")
+    async def drain_source(poller, trial, key):
+        stored_before.append(values(experiment.rows(key.trial_id)))
 
-    async def drain_source(trial, key):
-        order.append("read")
+    monkeypatch.setattr(SharedStoragePoller, "drain_source", drain_source)
 
-    runtime = Runtime()
-    runtime.durable = lambda: asyncio.ensure_future(store())
-    ingest = MagicMock(**{"is_awaited.return_value": False})
-    poller = SimpleNamespace(drain_source=drain_source)
-    JobRecovery(runtime, MagicMock(), MagicMock(), MagicMock(), ingest, poller).drain_source(KEY)
-    is_stored.set()
-    await runtime.tasks.join()
-    assert runtime.failures == []
-    assert order[:2] == ["stored", "read"]
+    async def scenario():
+        engine, service = an_engine(experiment)
+        _, key, keeper = await a_connected_keeper(engine, service)
+        with a_blocked_store(experiment):
+            keeper.send(Chunk(key, Stream.METRICS, 0, frames(("PERIODICAL", 1))))
+            engine.recovery.drain_source(key)
+            await asyncio.sleep(0)  # the task that reads starts
+        await until(lambda: stored_before)
+        assert stored_before == [[1]]
+        await engine.close()
 
-
-async def test_the_manager_ends_if_the_database_cannot_be_read_after_a_report_is_stored():
-    runtime = Runtime()
-    reader = MagicMock(**{"marks.side_effect": StoreBusy("the disk does not answer")})
-    ingest = KeeperIngest(runtime, MagicMock(), MagicMock(), reader, MagicMock(), MagicMock(), MagicMock())
-    commit = MagicMock(
-        spec=StreamWrite, key=KEY, stream=Stream.METRICS, garbage=(), records=(), marks=("mark",)
-    )
-    stored = asyncio.get_running_loop().create_future()
-    stored.add_done_callback(
-        lambda done: ingest._note_committed(MagicMock(key=KEY, durable={}), commit, done)
-    )
-    stored.set_result(None)
-    await asyncio.sleep(0)
-    assert [type(each) for each in runtime.failures] == [StoreBusy]
+    play(scenario)
 
 
-async def test_the_files_of_an_attempt_are_read_although_the_database_is_busy_at_first(monkeypatch):
+def test_the_manager_ends_if_the_database_cannot_be_read_after_a_report_is_stored(
+    a_real_experiment, monkeypatch, caplog
+):
+    experiment = a_real_experiment("pass\n", **ONE_TRIAL)
+
+    def refuse(reader, trial_id):
+        raise StoreBusy("the disk does not answer")
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        _, key, keeper = await a_connected_keeper(engine, service)
+        monkeypatch.setattr(StoreReader, "marks", refuse)
+        keeper.send(Chunk(key, Stream.METRICS, 0, frames(("CHECKPOINT", "000001"))))
+        await engine.runtime.failed.wait()
+        assert "StoreBusy: the disk does not answer" in caplog.text
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_the_files_of_an_attempt_are_read_although_the_database_is_busy_at_first(
+    a_real_experiment, monkeypatch
+):
     monkeypatch.setattr(storage_poller, "_FAILED_POLL_RETRY_DELAY_S", 0)
-    ingest = MagicMock(**{"received.side_effect": [StoreBusy("another process uses it"), 0, 0]})
-    files = MagicMock(**{"see_attempt.return_value": MagicMock(pieces=[], key=KEY)})
-    trial = MagicMock(job_id="aBcDe", state=MagicMock(is_terminal=False))
-    ingest.commits.wait_for_capacity = AsyncMock()
-    storage = StorageExecutor()
-    poller = SharedStoragePoller(
-        Runtime(), MagicMock(), files, storage, MagicMock(), ingest, (Stream.METRICS,), 0.0
-    )
-    await poller.drain(trial, MagicMock(key=KEY, ended=None))
-    assert files.see_attempt.call_count == 1
-    assert ingest.received.call_count == 3
+    experiment = a_real_experiment("pass\n", **ONE_TRIAL)
+    read, refused = StoreReader.offsets, []
+
+    def refuse_at_first(reader, key):
+        if len(refused) < 2:
+            refused.append(key)
+            raise StoreBusy("another process uses it")
+        return read(reader, key)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Cluster)
+        trial = await a_submitted_trial(engine, service)
+        key = write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5))
+        monkeypatch.setattr(StoreReader, "offsets", refuse_at_first)
+        service.on_job_ended(JobEnded(trial.job_id, 0, ""))
+        await engine.finished.wait()
+        assert refused == [key] * 2
+        assert (states(engine), values(experiment.rows(trial.trial_id))) == (["SUCCEEDED"], [0.5])
+        await engine.close()
+
+    play(scenario)
 
 
 async def test_the_keeper_connects_again_after_an_unexpected_error(tmp_path, monkeypatch):
