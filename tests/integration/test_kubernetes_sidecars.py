@@ -1,0 +1,120 @@
+"""Jobs whose pods a sidecar of the cluster keeps running after their tasks have ended."""
+
+from dataclasses import replace
+
+import kube_definitions as definitions
+import pytest
+from deadlines import DEADLINE_S
+from kube_operators import PYTORCH_JOBS, TF_JOBS
+from kube_site import a_site
+from kube_store import DEFINITIONS, JOBS, PODS
+from real_experiment import until
+
+pytest.importorskip("kubernetes")
+
+from nni_manager.training_services.base import JobPresence
+from nni_manager.training_services.kubernetes import backend
+from nni_manager.training_services.kubernetes.section import KubernetesConfig, NfsStorage, RoleConfig
+from trial_keeper.wire.reasons import ExitReason
+
+NFS = NfsStorage("nas", "/nni")
+WORKER = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100)
+CONFIGS = {
+    "tf-operator": KubernetesConfig("tf-operator", NFS, (WORKER, replace(WORKER, name="ps")), "v1"),
+    "pytorch-operator": KubernetesConfig(
+        "pytorch-operator", NFS, (WORKER, replace(WORKER, name="master")), "v1"
+    ),
+    "job": KubernetesConfig("job", NFS, (WORKER,), "v1"),
+}
+KINDS = {"tf-operator": TF_JOBS, "pytorch-operator": PYTORCH_JOBS, "job": JOBS}
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    with a_site(tmp_path, monkeypatch) as site:
+        for each in definitions.OF_KUBEFLOW:
+            site.store.create(DEFINITIONS, "", each)
+        site.config = CONFIGS["job"]
+        yield site
+
+
+def add_sidecar(site, monkeypatch, command="exec sleep 100"):
+    """Add a container to each new pod, as Istio's webhook does."""
+    sidecar = {"name": "istio-proxy", "image": "istio/proxyv2:1", "command": ["sh", "-c", command]}
+    create = site.store.create
+
+    def create_with_sidecar(kind, namespace, body, **options):
+        if kind is PODS:
+            body = body | {"spec": body["spec"] | {"containers": [sidecar, *body["spec"]["containers"]]}}
+        return create(kind, namespace, body, **options)
+
+    monkeypatch.setattr(site.store, "create", create_with_sidecar)
+
+
+def phases(site):
+    return [pod["status"]["phase"] for pod in site.store.list(PODS)]
+
+
+@pytest.mark.parametrize(
+    ("script", "exit_code"), [("true", 0), ("exit 31", 31)], ids=["successful", "failed"]
+)
+@pytest.mark.parametrize("kubernetes", ["tf-operator", "pytorch-operator", "job"])
+async def test_the_manager_ends_a_job_whose_tasks_have_ended_and_whose_pods_a_sidecar_keeps_running(
+    site, monkeypatch, caplog, kubernetes, script, exit_code
+):
+    monkeypatch.setattr(backend, "_SIDECAR_GRACE_S", 0.1)
+    add_sidecar(site, monkeypatch)
+    site.config = CONFIGS[kubernetes]
+    site.runs(script)
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        end = await site.has_ended()
+        assert (end.exit_code, end.reason) == (exit_code, ExitReason.KEEPER_LOST)
+        assert "the manager ends the job: sidecar istio-proxy still runs" in end.message
+        await until(lambda: not site.store.list(PODS), "no pod is left", DEADLINE_S)
+        assert not site.store.list(KINDS[kubernetes])
+    assert (
+        'keep the sidecar out of the pods, e.g. with annotation sidecar.istio.io/inject: "false"'
+        in caplog.text
+    )
+
+
+async def test_a_failed_task_beside_a_sidecar_ends_the_job_although_other_tasks_run(site, monkeypatch):
+    monkeypatch.setattr(backend, "_SIDECAR_GRACE_S", 0.1)
+    add_sidecar(site, monkeypatch)
+    site.config = CONFIGS["pytorch-operator"]
+    site.runs('[ "$TRIAL_KEEPER_ROLE" = worker ] || exec sleep 100; exit 31')
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        end = await site.has_ended()
+        assert (end.exit_code, end.reason) == (31, ExitReason.KEEPER_LOST)
+
+
+async def test_the_operator_ends_a_job_whose_sidecar_ends_after_its_task(site, monkeypatch):
+    add_sidecar(site, monkeypatch, f"while [ ! -e {site.folder}/over ]; do sleep 0.05; done")
+    site.runs(f"touch {site.folder}/over; exit 31")
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        end = await site.has_ended()
+        assert end.exit_code == 31
+        assert end.message.startswith("Kubernetes reports Job ")
+
+
+async def test_a_job_whose_tasks_ended_without_a_manager_ends_although_a_sidecar_runs(site, monkeypatch):
+    monkeypatch.setattr(backend, "_SIDECAR_GRACE_S", 0.1)
+    add_sidecar(site, monkeypatch)
+    site.runs(f"while [ ! -e {site.folder}/over ]; do sleep 0.05; done; exit 31")
+    async with site.manager() as first:
+        await first.submit(site.settings())
+        await until(lambda: "Running" in phases(site), "the pod runs", DEADLINE_S)
+    (site.folder / "over").touch()
+
+    def keeper_has_ended():
+        (pod,) = site.store.list(PODS)
+        return any("terminated" in each["state"] for each in pod["status"]["containerStatuses"])
+
+    await until(keeper_has_ended, "the keeper's container has ended", DEADLINE_S)
+    async with site.manager() as second:
+        assert await second.adopt("trial1") is JobPresence.RUNNING
+        end = await site.has_ended()
+        assert end.exit_code == 31
