@@ -367,3 +367,24 @@ async def test_a_deleted_job_counts_as_started_if_its_last_status_shows_ready_po
         assert [end.message for end in site.ends] == [
             f"Job {NAME} in namespace default was deleted, but not by this manager"
         ]
+
+
+async def test_a_job_whose_node_is_lost_before_its_containers_start_is_reported(site):
+    site.cluster.node.missing_images.add("me/train:1")
+    changes = []
+    async with site.manager() as service:
+        service.on_node_changed = lambda job_id, is_ready: changes.append((job_id, is_ready))
+        await service.submit(site.settings())
+        await until(
+            lambda: service.pending_reason("trial1").startswith("ImagePullBackOff"), "it waits", DEADLINE_S
+        )
+        (pod,) = await until_found(site)
+        site.cluster.node.lose()
+        tainted = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+        site.store.change(
+            PODS, "default", pod, lambda it: it["status"]["conditions"].append(tainted), "status"
+        )
+        site.store.delete(PODS, "default", pod)
+        await until(lambda: changes == [("trial1", False)], "the lost node is reported", DEADLINE_S)
+        assert "is not ready" in service.warning("trial1")
+        site.cluster.node.bury()

@@ -181,6 +181,28 @@ def test_a_node_counts_as_lost_without_an_event_if_its_pod_should_have_ended(pod
     assert observed.node_warning("aB3dE") == ("node n1 has not been ready for 40 s" if is_lost else "")
 
 
+@pytest.mark.parametrize(
+    ("pod", "is_lost"),
+    [
+        (a_pod("Pending"), False),
+        (a_pod("Pending", conditions=[TAINTED]), True),
+        (a_pod("Pending", conditions=[UNREADY, TAINTED]), True),
+        (a_pod("Pending", deleted="1970-01-01T00:00:30Z"), True),
+        (a_pod("Pending", deleted=AT), False),
+    ],
+)
+def test_a_node_that_fails_while_it_pulls_the_image_of_a_pod_counts_as_lost(pod, is_lost):
+    observed = an_observer(now_s=100.0)
+    store(observed, pod | {"spec": {"nodeName": "n1"}})
+    assert observed.node_warning("aB3dE") == ("node n1 is not ready" if is_lost else "")
+
+
+def test_a_pending_pod_without_a_node_has_no_lost_node():
+    observed = an_observer(now_s=100.0)
+    store(observed, a_pod("Pending", conditions=[TAINTED]))
+    assert observed.node_warning("aB3dE") == ""
+
+
 def test_a_running_pod_that_disappears_is_reported_as_deleted_by_a_different_client():
     observed = an_observer()
     store(observed, a_pod(), is_gone=True)

@@ -130,8 +130,10 @@ class KubernetesService(TrainingService):
     def warning(self, job_id: str) -> str:
         """Based on the job, its pods, and Kubernetes' warnings: it is suspended, its pods are ended, or a node is not ready."""
         job = self._jobs.get(job_id)
-        is_shown = job is not None and not (job.is_waiting or job.stop_is_asked)
-        return self._observed.warning(job_id, self._name_of(job_id)) if is_shown else ""
+        if job is None or job.stop_is_asked:
+            return ""
+        observed = self._observed
+        return observed.node_warning(job_id) if job.is_waiting else observed.warning(job_id, job.name)
 
     def will_restart(self, job_id: str) -> bool:
         """True for a suspended job, whose pods its operator creates again, and for one that has new pods already."""

@@ -244,7 +244,7 @@ class ObservedObjects:
         (is_ready, since), now_s = pods.readiness(pod), self._clock()
         has_event = self.warnings.of(name, has_node=True).startswith(_NODE_NOT_READY)
         # The condition alone may have another cause, such as a probe of a container. The API server keeps events for an hour.
-        if is_ready or not (has_event or pods.is_left_by_node(pod, now_s)):
+        if is_ready or not pods.has_node(pod) or not (has_event or pods.is_left_by_node(pod, now_s)):
             return ""
         node, since_s = pod["spec"].get("nodeName"), pods.seconds_since(since, now_s)
         return (

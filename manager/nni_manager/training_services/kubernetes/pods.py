@@ -62,8 +62,13 @@ def is_pending(pod: Mapping[str, Any]) -> bool:
 
 
 def readiness(pod: Mapping[str, Any]) -> tuple[bool, str]:
-    """Returns False for a running pod that its node, or the control plane, reports as not ready, and since when (RFC 3339)."""
+    """Returns False for a pod that its node, or the control plane, reports as not ready, and since when (RFC 3339).
+
+    A pod that has not started is not ready, since an unknown time: the control plane changes only the status of a ready pod.
+    """
     status = pod.get("status") or {}
+    if is_pending(pod):
+        return False, ""
     for condition in status.get("conditions") or []:
         if condition.get("type") == "Ready" and condition.get("status") == "False":
             return status.get("phase") != "Running", str(condition.get("lastTransitionTime") or "")
