@@ -369,7 +369,12 @@ async def test_a_deleted_job_counts_as_started_if_its_last_status_shows_ready_po
         ]
 
 
-async def test_a_job_whose_node_is_lost_before_its_containers_start_is_reported(site):
+@pytest.mark.parametrize("is_tainted", [True, False])
+async def test_a_job_whose_node_is_lost_before_its_containers_start_is_reported(
+    site, monkeypatch, is_tainted
+):
+    """Kubernetes before 1.26 sets no condition: only the time of the deletion shows that the pod should have ended."""
+    monkeypatch.setattr("nni_manager.training_services.kubernetes.backend._DELETION_LAG_S", 0.1)
     site.cluster.node.missing_images.add("me/train:1")
     changes = []
     async with site.manager() as service:
@@ -380,11 +385,12 @@ async def test_a_job_whose_node_is_lost_before_its_containers_start_is_reported(
         )
         (pod,) = await until_found(site)
         site.cluster.node.lose()
-        tainted = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
-        site.store.change(
-            PODS, "default", pod, lambda it: it["status"]["conditions"].append(tainted), "status"
-        )
-        site.store.delete(PODS, "default", pod)
+        if is_tainted:
+            condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+            site.store.change(
+                PODS, "default", pod, lambda it: it["status"]["conditions"].append(condition), "status"
+            )
+        site.store.delete(PODS, "default", pod, {"gracePeriodSeconds": 100 if is_tainted else 1})
         await until(lambda: changes == [("trial1", False)], "the lost node is reported", DEADLINE_S)
         assert "is not ready" in service.warning("trial1")
         site.cluster.node.bury()

@@ -42,7 +42,7 @@ from nni_manager.training_services.kubernetes.job_watches import job_watches
 from nni_manager.training_services.kubernetes.missing_pods import MissingPods
 from nni_manager.training_services.kubernetes.observed import ObservedObjects, is_about_node
 from nni_manager.training_services.kubernetes.operator import Operator, Stage
-from nni_manager.training_services.kubernetes.pods import has_run
+from nni_manager.training_services.kubernetes.pods import deletion_due_at_s, has_run
 from nni_manager.training_services.kubernetes.resource_calls import ResourceCalls, retry_delays_s
 from nni_manager.training_services.kubernetes.sidecars import REMEDY
 from nni_manager.training_services.run_script import render_run_script
@@ -58,6 +58,8 @@ logger = logging.getLogger(__name__)
 
 # The watch shows a created resource a moment later; after this time, the resource is read directly.
 _SHOWN_TIMEOUT_S = 2.0
+# Timestamps have a resolution of a second, and a node may report an end late.
+_DELETION_LAG_S = 2.0
 # The watch of pods may lag behind the watch of their resources.
 _POD_LAG_S = 5.0
 # A sidecar that ends with the other containers of its pod needs a few seconds.
@@ -318,6 +320,8 @@ class KubernetesService(TrainingService):
                     self._apply(job, _E.POD_STARTED)
                 if job is not None:
                     self._announce(job)
+                    if (due_at_s := deletion_due_at_s(document)) is not None:
+                        self._spawn(self._announce_overdue(job, due_at_s))
                 self._pods_changed.set()
             case watch.WatchFailed(message):
                 self._set_watch_failure("pods", message)
@@ -370,6 +374,12 @@ class KubernetesService(TrainingService):
         if not job.awaits_sidecars and self._observed.has_only_sidecars(job.job_id):
             job.awaits_sidecars = True
             self._spawn(self._end_beside_sidecars(job))
+
+    async def _announce_overdue(self, job: KubernetesJob, due_at_s: float) -> None:
+        """Announce again when a pod should have ended: a lost node causes no further change of it."""
+        await asyncio.sleep(max(due_at_s - time.time(), 0.0) + _DELETION_LAG_S)
+        if self._jobs.get(job.job_id) is job:
+            self._announce(job)
 
     def _set_watch_failure(self, of: str, message: str) -> None:
         if message:

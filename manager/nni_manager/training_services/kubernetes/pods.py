@@ -177,8 +177,14 @@ def is_preempted(pod: Mapping[str, Any]) -> bool:
 
 def is_left_by_node(pod: Mapping[str, Any], now_s: float) -> bool:
     """True if a running pod should have ended: its node's taint evicts it, or its deletion is overdue. `now_s`: as above."""
+    ends_at_s = deletion_due_at_s(pod)
+    return _disruption(pod).get("reason") == _TAINTED or (ends_at_s is not None and ends_at_s < now_s)
+
+
+def deletion_due_at_s(pod: Mapping[str, Any]) -> float | None:
+    """Returns when a pod that is being deleted should have ended, in seconds since the epoch; None if it is not being deleted."""
     ends_at = _time_of(str((pod.get("metadata") or {}).get("deletionTimestamp") or ""))
-    return _disruption(pod).get("reason") == _TAINTED or (ends_at is not None and ends_at.timestamp() < now_s)
+    return None if ends_at is None else ends_at.timestamp()
 
 
 def why_ended(pod: Mapping[str, Any]) -> str:
