@@ -93,6 +93,19 @@ async def test_a_job_that_was_adopted_during_an_outage_and_is_deleted_later_is_n
         assert (end.reason, end.is_unknown) == (ExitReason.JOB_LOST, False)
 
 
+async def test_a_job_that_was_adopted_during_an_outage_is_not_the_resource_of_others_with_its_name(site):
+    foreign = FrameworkController(site.config).render("default", site.settings())
+    foreign["metadata"]["labels"] = {}
+    site.store.create(FRAMEWORKS, "default", foreign)
+    site.cluster.api.stop()
+    async with site.manager() as manager:
+        assert await manager.adopt("trial1") is JobPresence.RUNNING
+        site.cluster.api.start()
+        end = await site.has_ended()
+        assert (end.reason, end.is_unknown) == (ExitReason.JOB_LOST, True)
+    assert site.store.find(FRAMEWORKS, "default", NAME), "it is not ours to delete"
+
+
 async def test_a_manager_that_starts_during_an_outage_submits_the_jobs_that_its_predecessor_could_not(
     site, a_real_experiment
 ):

@@ -138,8 +138,14 @@ class ResourceCalls:
         return render.labels_of(self._experiment_id, job_id).items() <= labels.items()
 
     async def read(self, job: KubernetesJob) -> bool:
-        """True if there is a resource of the job's name."""
-        return await self._exists(self._cluster.get, self._operator.resource, self._namespace, job.name)
+        """True if the job has a resource. No watch ever shows another one of its name."""
+        return await self._exists(self._read, job)
+
+    def _read(self, job: KubernetesJob) -> Document:
+        found = self._cluster.get(self._operator.resource, self._namespace, job.name)
+        if not self.is_of(found, job.job_id):
+            raise NotFound
+        return found
 
     async def refusal(self, pod: Document) -> str:
         """Why the cluster would refuse a pod, in its own words; empty if it would not."""
@@ -161,10 +167,7 @@ class ResourceCalls:
         resource, uid = self._operator.resource, job.uid
         if uid is None:
             # No answer has confirmed the resource yet, and another job's may have its name.
-            found = self._cluster.get(resource, self._namespace, job.name)
-            if not self.is_of(found, job.job_id):
-                raise NotFound
-            uid = found["metadata"]["uid"]
+            uid = self._read(job)["metadata"]["uid"]
         self._cluster.delete(resource, self._namespace, job.name, uid=uid, waits=True)
 
     # ---- background deletes
