@@ -7,6 +7,8 @@ import re
 import struct
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -187,6 +189,34 @@ def test_an_unusable_tracking_uri_causes_a_one_line_error_without_the_password(
     assert error.endswith(remedy)
     assert "s3cret" not in err
     assert "Traceback" not in err
+
+
+def test_an_unreachable_mlflow_server_is_given_up_within_seconds(folder, nnictl, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    for name in ("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER"):
+        monkeypatch.setenv(name, "0")
+    requests = []
+
+    class Unavailable(BaseHTTPRequestHandler):
+        def do_GET(self):
+            requests.append(self.path)
+            self.send_error(503)
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        code, _, err = nnictl(
+            "experiment", "export", "-t", "mlflow", "-f", f"http://127.0.0.1:{server.server_port}"
+        )
+        server.shutdown()
+        serving.join()
+    # MLflow waits before each retry twice as long as before the last one.
+    assert (code, len(requests)) == (1, 1 + 3)
+    assert err.splitlines()[-1].endswith(AGAIN)
 
 
 def test_a_repeated_export_to_mlflow_completes_a_run_without_parameters(folder, mlflow_runs):

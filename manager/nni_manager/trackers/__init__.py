@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 TRACKERS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "W&B"}
 """The trackers' names, by the name of the module and of the extra that installs the library."""
 # An export sends nothing but the experiment, and only to the given server: no use statistics and no error reports.
-_ENVIRON = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
+# MLflow's own 7 retries of a request take more than four minutes without a message, 3 take 12 s; a repeated export continues.
+_ENVIRON = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "WANDB_ERROR_REPORTING": "false",
+}
 
 _LOGIN = re.compile(r"(?<=://)[^/@\s]*@")
 
