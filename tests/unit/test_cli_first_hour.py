@@ -6,12 +6,14 @@ import csv
 import io
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 from attempts import RegisteringStore
 from stored_experiments import a_process_of
 
-from nni_manager.client import watch
+from nni_manager.client import manager_stop, watch
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
@@ -115,6 +117,44 @@ def test_nnictl_experiment_list_warns_of_experiments_whose_manager_has_died(nnic
     assert nnictl("experiment", "list")[2] == (
         f"WARNING: the managers of dead1111, dead2222 died, and no trial runs; {resume.format('ID')}\n"
     )
+
+
+@pytest.fixture
+def starting(stored):
+    """An experiment whose manager is a process that has not recorded itself, and this process."""
+    folder = stored(state=ExperimentState.RUNNING, experiment_id="starts11")
+    options = ("-m", "nni_manager", "--folder", str(folder.path), "--host", "127.0.0.1", "--port", "8080")
+    code = "print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        yield folder, process
+        process.kill()
+
+
+def test_a_manager_that_starts_has_not_died(nnictl, starting):
+    note = "INFO: the manager of experiment starts11 is starting\n"
+    assert nnictl("experiment", "list")[2] == note
+    _, out, err = nnictl("experiment", "list", "--all")
+    assert (out.splitlines()[1].split("\t")[:2], err) == (["starts11", "STARTING"], "")
+    assert nnictl("experiment", "status", "starts11")[::2] == (0, note)
+
+
+def test_nnictl_stop_waits_until_a_manager_has_started(nnictl, starting, monkeypatch):
+    folder, process = starting
+    is_locked = []
+
+    def fail_to_start(_):
+        with folder.owned(is_brief=True):  # nnictl does not keep the manager from starting
+            is_locked.append(False)
+        process.kill()
+        process.wait()
+
+    monkeypatch.setattr(manager_stop.time, "sleep", fail_to_start)
+    code, out, _ = nnictl("stop", "starts11")
+    assert (code, is_locked) == (0, [False])
+    assert "Nothing of it runs" in out
 
 
 def test_nnictl_top_recommends_a_resume_if_the_manager_has_died(nnictl, stored):

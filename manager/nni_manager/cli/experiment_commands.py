@@ -63,7 +63,7 @@ def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) ->
     Lines are separated by tabs if the output goes to a pipe or a file.
     """
     found = known_experiments()
-    lines = [known.line() for known in found if all_of_them or known.is_served]
+    lines = [_line(known) for known in found if all_of_them or known.is_served]
     if all_of_them:
         lines += corrupt_entries(Registry.of_user())
     else:
@@ -108,8 +108,14 @@ def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) ->
             )
 
 
+def _line(known: KnownExperiment) -> dict[str, Any]:
+    line = known.line()
+    return line | {"status": "STARTING"} if _has_died(line) and known.manager_is_starting() else line
+
+
 def _has_died(line: dict[str, Any]) -> bool:
-    return not line["managerIsRunning"] and line["status"] not in ("DONE", "ERROR", "STOPPED", "UNREADABLE")
+    known = ("DONE", "ERROR", "STOPPED", "UNREADABLE", "STARTING")
+    return not line["managerIsRunning"] and line["status"] not in known
 
 
 def _status_word(line: dict[str, Any]) -> str:

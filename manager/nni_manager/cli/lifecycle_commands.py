@@ -317,14 +317,14 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
 
     Running trials are cancelled; data is kept. Views of the experiments end as well.
     """
-    from nni_manager.client.manager_stop import end_view, stop_experiment
+    from nni_manager.client.manager_stop import end_view, stop_experiment, when_started
     from nni_manager.client.remains import end_without_manager
 
     chosen = _to_stop(experiment_id, all_of_them, port)
     if not chosen:
         output.info("No experiment is running.")
     problems = []
-    for known in chosen:
+    for known in map(when_started, chosen):
         try:
             if known.view is not None:
                 end_view(known)

@@ -236,6 +236,9 @@ def warn_of_dead_manager(known: KnownExperiment) -> bool:
     if known.manager is not None or known.stored.status()["isTerminal"]:
         return False
     name = known.experiment_id
+    if known.manager_is_starting():
+        output.note(f"the manager of experiment {name} is starting")
+        return False
     output.warning(
         f"the manager of experiment {name} is not running, and this is its last status; `nnictl resume {name}` resumes it"
     )
@@ -248,7 +251,11 @@ def warn_of_dead_managers(unserved: Iterable[KnownExperiment]) -> None:
     for known in unserved:
         # An unreadable store is shown by --all.
         with contextlib.suppress(NniManagerError):
-            if not known.problem and not known.stored.status()["isTerminal"]:
+            if known.problem or known.stored.status()["isTerminal"]:
+                continue
+            if known.manager_is_starting():
+                output.note(f"the manager of experiment {known.experiment_id} is starting")
+            else:
                 dead[_may_run(known)].append(known.experiment_id)
     for may_run, names in dead.items():
         if names:

@@ -50,6 +50,13 @@ class KnownExperiment:
         now = known_experiment(self.folder)
         return None if now is None else now.manager
 
+    def manager_is_starting(self) -> bool:
+        """True if a process of this machine starts as its manager: it is not recorded yet."""
+        if self.manager is not None:
+            return False
+        process = _managers_by_folder().get(self.folder.path)
+        return process is not None and not process.token
+
     def manager_is_frozen(self) -> bool:
         """True if its manager's lease has expired, so that another manager may take over."""
         return self.manager is not None and not self.problem and self.folder.lease_is_expired()

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 
 from nni_manager.client import hub_folder, output
-from nni_manager.client.experiments import KnownExperiment
+from nni_manager.client.experiments import KnownExperiment, known_experiment
 from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerUnresponsive
-from nni_manager.client.manager_process import reap
+from nni_manager.client.manager_process import READY_TIMEOUT_S, reap
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
@@ -26,6 +26,15 @@ _LEFT_TIMEOUT_S = 10.0
 _REPORT_INTERVAL_S = 5.0
 # A manager with leftovers to report waits longer than this before it exits.
 _SUMMARY_INTERVAL_S = 0.5
+
+
+def when_started(known: KnownExperiment) -> KnownExperiment:
+    """The experiment once no manager of it starts: only a manager that is ready can be stopped."""
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while known.manager_is_starting() and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+        known = known_experiment(known.folder) or known
+    return known
 
 
 def stop_experiment(known: KnownExperiment) -> None:
