@@ -125,6 +125,13 @@ def test_nnictl_shows_a_stored_experiment_if_no_manager_runs(nnictl, an_experime
     assert nnictl("trial", "ls", "abc11111") == (0, "INFO: Experiment abc11111 has no trials yet\n", err)
     assert nnictl("trial", "ls", "abc11111", "--json")[1] == "[]\n"
     assert nnictl("log", "stderr", "abc", "--path")[1] == f"{folder.manager_stderr}\n"
+    folder.manager_stderr.touch()
+    assert nnictl("log", "stderr", "abc")[2] == (
+        f"WARNING: {folder.manager_stderr} is empty; `nnictl log manager abc11111` prints the manager's decisions\n"
+    )
+    assert nnictl("log", "manager", "abc")[2] == (
+        f"WARNING: {folder.manager_log} does not exist; `nnictl log stderr abc11111` prints why a manager crashed\n"
+    )
     folder.manager_stderr.write_text("one\ntwo\nthree\n")
     assert nnictl("log", "stderr", "abc", "--tail", "2") == (0, "two\nthree\n", "")
     assert nnictl("log", "stderr", "abc", "--head", "1") == (0, "one\n", "")

@@ -65,8 +65,10 @@ def _add_manager_log(stream: str, *examples: str) -> None:
             output.plain(str(path))
             return
         if not path.exists() or path.stat().st_size == 0:
-            name = folder.experiment_id
-            output.warning(f"{path} is empty; `nnictl log manager {name}` prints the manager's decisions")
+            state = "is empty" if path.exists() else "does not exist"
+            other = "stderr" if stream == "manager" else "manager"
+            why = "why a manager crashed" if stream == "manager" else "the manager's decisions"
+            output.warning(f"{path} {state}; `nnictl log {other} {folder.experiment_id}` prints {why}")
         if not path.exists():
             return
         with path.open("rb") as file:
