@@ -159,6 +159,11 @@ def test_search_names_an_invalid_argument_in_its_error(place):
     for field, remedy in (
         ({"n_trials": 3}, "its argument `trials`"),
         ({"maxTrialNumber": 3}, "its argument `trials`"),
+        ({"num_samples": 3}, "its argument `trials`"),
+        ({"timeout": 60}, "max_experiment_duration='10m' limits the search"),
+        ({"sampler": "TPE"}, "its argument `tuner`"),
+        ({"pruner": "MedianPruner"}, "its argument `assessor`"),
+        ({"max_concurrent_trials": 2}, "its argument `concurrency`"),
         ({"trial_concurrency": 2}, "its argument `concurrency`"),
         ({"trial_code_directory": "/tmp"}, "the function runs in the current directory"),
         ({"training_service": {"platform": "slurm"}}, "cannot run the function builtins:len on slurm"),
