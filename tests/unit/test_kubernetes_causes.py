@@ -197,6 +197,28 @@ def test_a_node_that_fails_while_it_pulls_the_image_of_a_pod_counts_as_lost(pod,
     assert observed.node_warning("aB3dE") == ("node n1 is not ready" if is_lost else "")
 
 
+def test_an_event_about_the_node_of_an_earlier_pod_does_not_concern_a_pending_pod_of_its_name():
+    observed = an_observer(now_s=100.0)
+    event = {"reason": "NodeNotReady", "involvedObject": {"name": "EXPT-worker-0", "uid": "earlier"}}
+    observed.warnings.take(event | {"metadata": {"uid": "e"}})
+    pod = a_pod("Pending") | {"spec": {"nodeName": "n2"}}
+    pod["metadata"]["name"] = "EXPT-worker-0"
+    store(observed, pod)
+    assert observed.node_warning("aB3dE") == ""
+
+
+def test_a_pending_pod_that_somebody_deleted_is_not_one_of_a_lost_node():
+    observed = an_observer(now_s=100.0)
+    pod = a_pod("Pending", deleted="1970-01-01T00:00:30Z") | {"spec": {"nodeName": "n1"}}
+    store(observed, pod)
+    assert observed.cause("aB3dE", "p-0") == "node n1 is not ready", "it should have ended"
+    store(observed, pod, is_gone=True)
+    assert observed.node_warning("aB3dE") == ""
+    assert observed.cause("aB3dE", "p-0").startswith(
+        "pod p-0 was deleted at 1970-01-01T00:00:30Z, but not by"
+    )
+
+
 def test_a_pending_pod_without_a_node_has_no_lost_node():
     observed = an_observer(now_s=100.0)
     store(observed, a_pod("Pending", conditions=[TAINTED]))

@@ -242,9 +242,13 @@ class ObservedObjects:
 
     def _node_warning_of(self, name: str, pod: Document) -> str:
         (is_ready, since), now_s = pods.readiness(pod), self._clock()
-        has_event = self.warnings.of(name, has_node=True).startswith(_NODE_NOT_READY)
+        is_pending = pods.is_pending(pod)
+        if is_ready or not pods.has_node(pod) or (is_pending and name in self._gone_pods):
+            return ""
+        # Only pods that were ready have this event: that of a pending pod is about an earlier pod of its name.
+        has_event = not is_pending and self.warnings.of(name, has_node=True).startswith(_NODE_NOT_READY)
         # The condition alone may have another cause, such as a probe of a container. The API server keeps events for an hour.
-        if is_ready or not pods.has_node(pod) or not (has_event or pods.is_left_by_node(pod, now_s)):
+        if not (has_event or pods.is_left_by_node(pod, now_s)):
             return ""
         node, since_s = pod["spec"].get("nodeName"), pods.seconds_since(since, now_s)
         return (
