@@ -2,6 +2,7 @@
 that is a dict.
 """
 
+import contextlib
 import csv
 import io
 import json
@@ -13,7 +14,7 @@ import pytest
 from attempts import RegisteringStore
 from stored_experiments import a_process_of
 
-from nni_manager.client import manager_stop, watch
+from nni_manager.client import experiments, manager_stop, watch
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
@@ -121,19 +122,34 @@ def test_nnictl_experiment_list_warns_of_experiments_whose_manager_has_died(nnic
 
 @pytest.fixture
 def starting(stored):
-    """An experiment whose manager is a process that has not recorded itself, and this process."""
-    folder = stored(state=ExperimentState.RUNNING, experiment_id="starts11")
-    options = ("-m", "nni_manager", "--folder", str(folder.path), "--host", "127.0.0.1", "--port", "8080")
-    code = "print(flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        process.stdout.readline()
-        yield folder, process
-        process.kill()
+    """Return a function that starts a process that has not recorded itself as the manager of an experiment in this state."""
+    with contextlib.ExitStack() as stack:
+
+        def start(state=ExperimentState.RUNNING):
+            folder = stored(state=state, experiment_id="starts11")
+            options = (
+                "-m",
+                "nni_manager",
+                "--folder",
+                str(folder.path),
+                "--host",
+                "127.0.0.1",
+                "--port",
+                "8080",
+            )
+            command = [sys.executable, "-c", "print(flush=True); input()", *options]
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+            stack.callback(process.kill)
+            process.stdout.readline()
+            return folder, process
+
+        yield start
 
 
 def test_a_manager_that_starts_has_not_died(nnictl, starting):
+    starting()
     note = "INFO: the manager of experiment starts11 is starting\n"
     assert nnictl("experiment", "list")[2] == note
     _, out, err = nnictl("experiment", "list", "--all")
@@ -141,8 +157,22 @@ def test_a_manager_that_starts_has_not_died(nnictl, starting):
     assert nnictl("experiment", "status", "starts11")[::2] == (0, note)
 
 
-def test_nnictl_stop_waits_until_a_manager_has_started(nnictl, starting, monkeypatch):
-    folder, process = starting
+@pytest.mark.parametrize("all_of_them", [[], ["--all"]])
+def test_nnictl_experiment_list_scans_the_processes_once_for_all_dead_managers(
+    nnictl, stored, monkeypatch, all_of_them
+):
+    for number in range(3):
+        stored(state=ExperimentState.RUNNING, experiment_id=f"abc{number}")
+    scans = []
+    monkeypatch.setattr(experiments, "_managers_by_folder", lambda: scans.append(1) or {})
+    assert "died" in nnictl("experiment", "list", *all_of_them)[2]
+    assert len(scans) == 1
+
+
+@pytest.mark.parametrize("which", ["starts11", "starts*", "--all"])
+@pytest.mark.parametrize("state", [ExperimentState.RUNNING, ExperimentState.STOPPED], ids=["new", "resumed"])
+def test_nnictl_stop_waits_until_a_manager_has_started(nnictl, starting, monkeypatch, which, state):
+    folder, process = starting(state)
     is_locked = []
 
     def fail_to_start(_):
@@ -152,7 +182,7 @@ def test_nnictl_stop_waits_until_a_manager_has_started(nnictl, starting, monkeyp
         process.wait()
 
     monkeypatch.setattr(manager_stop.time, "sleep", fail_to_start)
-    code, out, _ = nnictl("stop", "starts11")
+    code, out, _ = nnictl("stop", which)
     assert (code, is_locked) == (0, [False])
     assert "Nothing of it runs" in out
 

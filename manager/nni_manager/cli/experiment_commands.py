@@ -16,7 +16,14 @@ import click
 from nni_manager.cli import nni_output, options
 from nni_manager.cli.tracker_export import write_runs
 from nni_manager.client import output, results
-from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
+from nni_manager.client.experiments import (
+    KnownExperiment,
+    Managers,
+    known_experiments,
+    managers_once,
+    match_prefix,
+    resolve,
+)
 from nni_manager.client.results import finite, flat_columns, parsed
 from nni_manager.domain.provenance import code_at
 from nni_manager.errors import NniManagerError, RetryableError, UserError
@@ -63,11 +70,12 @@ def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) ->
     Lines are separated by tabs if the output goes to a pipe or a file.
     """
     found = known_experiments()
-    lines = [_line(known) for known in found if all_of_them or known.is_served]
+    managers = managers_once()
+    lines = [_line(known, managers) for known in found if all_of_them or known.is_served]
     if all_of_them:
         lines += corrupt_entries(Registry.of_user())
     else:
-        options.warn_of_dead_managers(known for known in found if not known.is_served)
+        options.warn_of_dead_managers((known for known in found if not known.is_served), managers)
     lines = latest_first(map(dict, results.with_tags(lines, tags)))
     if as_json:
         output.print_json(lines)
@@ -108,9 +116,10 @@ def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) ->
             )
 
 
-def _line(known: KnownExperiment) -> dict[str, Any]:
+def _line(known: KnownExperiment, managers: Managers) -> dict[str, Any]:
     line = known.line()
-    return line | {"status": "STARTING"} if _has_died(line) and known.manager_is_starting() else line
+    is_starting = _has_died(line) and known.manager_is_starting(managers)
+    return line | {"status": "STARTING"} if is_starting else line
 
 
 def _has_died(line: dict[str, Any]) -> bool:

@@ -13,7 +13,14 @@ import click
 from nni_manager.cli import INTERRUPTED, options
 from nni_manager.cli.banner import print_next_steps
 from nni_manager.client import output
-from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, register, resolve
+from nni_manager.client.experiments import (
+    KnownExperiment,
+    known_experiments,
+    managers_once,
+    match_prefix,
+    register,
+    resolve,
+)
 from nni_manager.client.interrupts import deferred_interrupts
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
@@ -346,7 +353,8 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
 def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[KnownExperiment]:
     if sum((given is not None, all_of_them, port is not None)) > 1:
         raise UserError("cannot use more than one of ID, --all and --port; use one of them")
-    running = [each for each in known_experiments() if each.is_served]
+    managers = managers_once()
+    running = [each for each in known_experiments() if each.is_served or each.manager_is_starting(managers)]
     if all_of_them:
         return running
     if port is not None:
@@ -370,7 +378,7 @@ def _one_to_stop(given: str | None, running: list[KnownExperiment]) -> KnownExpe
     if len(matching) != 1 and given is not None:
         matching = match_prefix(given, known_experiments())
     known = matching[0] if len(matching) == 1 else resolve(given)
-    if known.is_served:
+    if known.is_served or known.manager_is_starting():
         return known
     from nni_manager.client.remains import has_ended, is_unusable
 

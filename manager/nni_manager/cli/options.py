@@ -18,7 +18,7 @@ from nni_manager.support.log_format import FORMATS
 from nni_manager.support.web_server_options import WebServerOptions
 
 if TYPE_CHECKING:
-    from nni_manager.client.experiments import KnownExperiment
+    from nni_manager.client.experiments import KnownExperiment, Managers
     from nni_manager.support.server_tls import TlsFiles
 
 Command = Callable[..., Any]
@@ -245,7 +245,7 @@ def warn_of_dead_manager(known: KnownExperiment) -> bool:
     return True
 
 
-def warn_of_dead_managers(unserved: Iterable[KnownExperiment]) -> None:
+def warn_of_dead_managers(unserved: Iterable[KnownExperiment], managers: Managers) -> None:
     """Name the experiments whose manager has died: they are not running, and have not ended."""
     dead: dict[bool, list[str]] = {True: [], False: []}
     for known in unserved:
@@ -253,7 +253,7 @@ def warn_of_dead_managers(unserved: Iterable[KnownExperiment]) -> None:
         with contextlib.suppress(NniManagerError):
             if known.problem or known.stored.status()["isTerminal"]:
                 continue
-            if known.manager_is_starting():
+            if known.manager_is_starting(managers):
                 output.note(f"the manager of experiment {known.experiment_id} is starting")
             else:
                 dead[_may_run(known)].append(known.experiment_id)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # The statuses of unfinished trials in NNI's API.
 _UNFINISHED = ("WAITING", "RUNNING")
 
+Managers = Callable[[], dict[Path, folders.ManagerProcess]]
+"""Returns the managers that run on this machine, by folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class KnownExperiment:
@@ -50,11 +53,11 @@ class KnownExperiment:
         now = known_experiment(self.folder)
         return None if now is None else now.manager
 
-    def manager_is_starting(self) -> bool:
-        """True if a process of this machine starts as its manager: it is not recorded yet."""
+    def manager_is_starting(self, managers: Managers | None = None) -> bool:
+        """True if a process of this machine starts as its manager: it is not recorded yet. `managers`: see `managers_once`."""
         if self.manager is not None:
             return False
-        process = _managers_by_folder().get(self.folder.path)
+        process = (managers or _managers_by_folder)().get(self.folder.path)
         return process is not None and not process.token
 
     def manager_is_frozen(self) -> bool:
@@ -192,9 +195,14 @@ def _managers_by_folder() -> dict[Path, folders.ManagerProcess]:
     return found
 
 
+def managers_once() -> Managers:
+    """The managers at the time of the first call: a scan of all processes takes up to a second."""
+    return functools.cache(_managers_by_folder)
+
+
 def known_experiment(
     folder: folders.ExperimentFolder,
-    managers: Callable[[], dict[Path, folders.ManagerProcess]] = _managers_by_folder,
+    managers: Managers = _managers_by_folder,
 ) -> KnownExperiment | None:
     """The current state of the experiment; None: nothing is stored, and no manager runs.
 
@@ -232,7 +240,7 @@ def known_experiment(
 def known_experiments() -> list[KnownExperiment]:
     """All experiments of this user that have a folder or a manager, by id."""
     # Deleted folders stay in the registry; the cache scans the processes once for all of them.
-    managers = functools.cache(_managers_by_folder)
+    managers = managers_once()
     found = [known_experiment(folder, managers) for folder in folders.Registry.of_user().all()]
     return [known for known in found if known is not None]
 
