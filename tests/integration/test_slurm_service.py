@@ -106,6 +106,9 @@ async def test_a_started_job_that_slurm_no_longer_lists_counts_as_ended(place):
     second = place.service()
     assert await second.adopt("trial1") is JobPresence.ENDED
     second.report_end("trial1", stop_was_asked=False)
+    assert await second.stop("trial1"), "its end will be reported"
+    await second.kill("trial1")
+    await until(lambda: place.ends, "its end is reported", DEADLINE_S)
     assert (place.ends[0].exit_code, place.ends[0].message) == (None, "last words")
     assert await second.adopt("trial2") is JobPresence.UNKNOWN
     await second.close()
@@ -147,7 +150,10 @@ async def test_the_accounting_explains_a_job_that_ended_without_a_manager_and_is
     second = place.service()
     for job_id in (*running, "trial3"):
         assert await second.adopt(job_id) is JobPresence.ENDED
+        assert not calls.exists(), "an adoption does not wait for the accounting"
+    for job_id in (*running, "trial3"):
         second.report_end(job_id, stop_was_asked=False)
+    await until(lambda: len(place.ends) == 3, "their ends are reported", DEADLINE_S)
     assert [(end.exit_code, end.reason) for end in place.ends] == [
         (None, ExitReason.PREEMPTED),
         (None, ExitReason.OUT_OF_MEMORY),
@@ -155,7 +161,7 @@ async def test_the_accounting_explains_a_job_that_ended_without_a_manager_and_is
     ]
     assert place.ends[2].message.endswith("last words")
     asked = re.findall(r"--jobs=(\S+)", calls.read_text())
-    assert asked == [*tasks, alone]
+    assert asked == [",".join((*tasks, alone))], "it is asked once for all of them"
     await second.close()
 
 
@@ -301,6 +307,7 @@ async def test_a_later_manager_finds_each_task_of_an_array(place, tmp_path):
     assert found.pop("trial7") is JobPresence.ENDED
     assert {*found.values()} == {JobPresence.RUNNING}
     second.report_end("trial7", stop_was_asked=False)
+    await until(lambda: place.ends, "its end is reported", DEADLINE_S)
     assert place.ended("trial7").message.endswith("output of trial7")
     open_gates(tmp_path, found)
     await until(lambda: len(place.ends) == 12, "all others have ended", DEADLINE_S)
@@ -337,6 +344,7 @@ async def test_a_task_that_was_cancelled_while_no_manager_ran_is_not_submitted_a
     second = place.service()
     assert await second.adopt(pending[0]) is JobPresence.ENDED
     second.report_end(pending[0], stop_was_asked=False)
+    await until(lambda: place.ends, "its end is reported", DEADLINE_S)
     assert place.ends[0].message.startswith(f"job {cancelled} (nni-EXPT-array-")
     assert place.ends[0].reason is ExitReason.JOB_LOST
     assert await second.adopt(pending[1]) is JobPresence.RUNNING

@@ -46,6 +46,17 @@ def test_the_row_of_an_array_without_pending_tasks_is_no_job_but_shows_that_the_
     assert listed(row("7")).task_id(None, "b") is None
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(b"12\n", "12"), (b"12_3\n", "12_3"), (b"", ""), (b"\0\0\0", ""), (b"\xff\n", ""), (b"12 x\n", "")],
+)
+def test_the_id_of_a_started_job_is_empty_if_its_file_is_damaged(tmp_path, content, expected):
+    files = JobFiles(tmp_path)
+    assert files.started_as("a") is None
+    files.started("a").write_bytes(content)
+    assert files.started_as("a") == expected
+
+
 def test_a_later_manager_reads_the_arrays_and_the_output_of_their_tasks(tmp_path):
     first = JobFiles(tmp_path)
     first.write_array(ARRAY)

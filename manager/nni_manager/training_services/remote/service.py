@@ -69,7 +69,6 @@ class RemoteService(TrainingService):
         self._reservations = ReservationQueue()
         self._missed_ends: dict[str, JobEnded] = {}
         """The ends of jobs that ended while no manager was running."""
-        """The termination messages of jobs that ended without a manager."""
         self._looking, self._looked_at_s = asyncio.Lock(), float("-inf")
         self._seen: dict[str, MachineView] = {}
         """The machines that answered the last question for their GPUs."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from nni_manager.training_services.slurm.render import task_log
-from nni_manager.training_services.slurm.states import JobRow
+from nni_manager.training_services.slurm.states import JobEndState, JobRow, end_of, end_of_forgotten_task
 from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.small_files import replace_file
 
 # After this time, a user who watches a pending trial should see the reason.
 _MAX_QUEUE_S = 60.0
 _LOG_TAIL_BYTES = 2000
+# As the batch script writes it: of a job, or of the task of an array.
+_SLURM_ID = re.compile(rb"\d+(_\d+)?\n")
 
 
 @dataclass(slots=True)
@@ -77,6 +81,26 @@ class JobArray:
 
     name: str
     job_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MissedEnd:
+    """A job that ended while no manager was running. `slurm_id`: empty if it is unknown.
+
+    `unstarted_in`: the array of a task that has not started. `row`: what squeue lists; None: nothing.
+    """
+
+    slurm_id: str
+    unstarted_in: JobArray | None
+    row: JobRow | None = None
+
+    def end(self, row: JobRow | None, log: str, *, was_stopped: bool) -> JobEndState:
+        """How it ended, by the row of squeue or of the accounting. `log`: see `end_of`."""
+        if row is not None and row.has_ended:
+            return end_of(row, log, was_stopped=was_stopped)
+        if self.unstarted_in is not None:
+            return end_of_forgotten_task(self.slurm_id, self.unstarted_in.name, was_stopped=was_stopped)
+        return JobEndState(None, log, ExitReason.KEEPER_LOST, is_explained=False)
 
 
 class ListedJobs:
@@ -160,9 +184,13 @@ class JobFiles:
         return self.folder / f"{job_id}.started"
 
     def started_as(self, job_id: str) -> str | None:
-        """The id with which Slurm has started the job; empty if its file shows none yet. None: it has not started."""
+        """The id with which Slurm has started the job; empty if its file shows none. None: it has not started.
+
+        A full disk leaves an empty file, and a power failure may leave one of zeros.
+        """
         with contextlib.suppress(FileNotFoundError):
-            return self.started(job_id).read_text().strip()
+            content = self.started(job_id).read_bytes()
+            return content.decode().strip() if _SLURM_ID.fullmatch(content) else ""
         return None
 
     def log_tail(self, job_id: str) -> str:

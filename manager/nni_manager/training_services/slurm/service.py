@@ -21,7 +21,14 @@ from nni_manager.training_services.errors import QuotaExceeded
 from nni_manager.training_services.run_script import render_run_script
 from nni_manager.training_services.slurm import render
 from nni_manager.training_services.slurm.client import Slurm
-from nni_manager.training_services.slurm.jobs import Job, JobArray, JobFiles, ListedJobs, queue_problem
+from nni_manager.training_services.slurm.jobs import (
+    Job,
+    JobArray,
+    JobFiles,
+    ListedJobs,
+    MissedEnd,
+    queue_problem,
+)
 from nni_manager.training_services.slurm.section import SlurmSection
 from nni_manager.training_services.slurm.states import JobEndState, JobRow, end_of, end_of_forgotten_task
 from nni_manager.training_services.slurm.submissions import Submissions
@@ -71,14 +78,15 @@ class SlurmService(TrainingService):
         self._listed: ListedJobs | None = None
         """The jobs of earlier managers, during adoption. None: not listed."""
         self._has_read_arrays = False
-        self._missed_ends: dict[str, Callable[..., JobEndState]] = {}
-        """How jobs ended while no manager was running, called with `was_stopped`."""
-        """The termination messages of jobs that ended without a manager."""
+        self._missed_ends: dict[str, MissedEnd] = {}
+        """The jobs that ended while no manager was running."""
+        self._unreported: dict[str, bool] = {}
+        """Those of them that `report_end` names, until their ends are reported: True for one that was to be stopped."""
         self._problem = ""
         self._wake = asyncio.Event()
         self._submissions = Submissions(self._submit)
         self._tasks = TaskSet(self._note_bug)
-        self._resubmissions = TaskSet(self._note_bug)
+        self._resubmissions, self._reports = TaskSet(self._note_bug), TaskSet(self._note_bug)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="slurm")
 
     @property
@@ -178,7 +186,7 @@ class SlurmService(TrainingService):
         """Signal the job's keeper as soon as possible, or cancel the job if it has not started."""
         job = self._jobs.get(job_id)
         if job is None:
-            return False
+            return job_id in self._unreported
         job.stop_is_wanted = True
         self._watch()
         self._wake.set()
@@ -186,9 +194,10 @@ class SlurmService(TrainingService):
 
     async def kill(self, job_id: str) -> None:
         """Kill the keeper, and cancel the job. Slurm alone would wait 30 s (its KillWait) for a keeper that is stuck."""
-        if await self.stop(job_id) and (slurm_id := self._jobs[job_id].slurm_id):
+        await self.stop(job_id)
+        if (job := self._jobs.get(job_id)) is not None and job.slurm_id:
             try:
-                await self._call(self._slurm.kill, slurm_id)
+                await self._call(self._slurm.kill, job.slurm_id)
             except NniManagerError as error:
                 logger.warning("%s", error)
 
@@ -224,16 +233,10 @@ class SlurmService(TrainingService):
                 slurm_id = self._listed.task_id(array, job_id) if started_as is None else started_as
                 if slurm_id is None:
                     return JobPresence.UNKNOWN
-                row = self._listed_in(await self._call(self._slurm.ended_jobs, [slurm_id])).row(job_id)
-                if row is None and started_as is None and array is not None:
-                    self._missed_ends[job_id] = partial(end_of_forgotten_task, slurm_id, array.name)
-                    return JobPresence.ENDED
-            if row is None or row.has_ended:
-                log = await self._call(self._files.log_tail, job_id)
-                unknown = JobEndState(None, log, ExitReason.KEEPER_LOST, is_explained=False)
-                self._missed_ends[job_id] = (
-                    (lambda **_: unknown) if row is None else partial(end_of, row, log)
-                )
+                self._missed_ends[job_id] = MissedEnd(slurm_id, array if started_as is None else None)
+                return JobPresence.ENDED
+            if row.has_ended:
+                self._missed_ends[job_id] = MissedEnd(row.slurm_id, None, row)
                 return JobPresence.ENDED
             job.slurm_id, job.name = row.slurm_id, row.name
         self._jobs[job_id] = job
@@ -241,8 +244,25 @@ class SlurmService(TrainingService):
         return JobPresence.RUNNING
 
     def report_end(self, job_id: str, *, stop_was_asked: bool) -> None:
-        """Report what Slurm and the job's files showed at the adoption."""
-        self._on_ended(job_id, self._missed_ends.pop(job_id)(was_stopped=stop_was_asked))
+        """Report what squeue showed at the adoption, or what the accounting has: the manager's start does not wait for that."""
+        self._unreported[job_id] = stop_was_asked
+        if len(self._unreported) == 1:
+            self._reports.spawn(self._report_missed_ends())
+
+    async def _report_missed_ends(self) -> None:
+        while asked := dict(self._unreported):
+            missed = {job_id: self._missed_ends.pop(job_id) for job_id in asked}
+            ids = [each.slurm_id for each in missed.values() if each.row is None and each.slurm_id]
+            try:
+                accounted = self._listed_in(await self._call(self._slurm.ended_jobs, ids))
+            except RetryableError as error:
+                logger.warning("%s", error)
+                accounted = self._listed_in([])
+            for job_id, each in missed.items():
+                log = await self._call(self._files.log_tail, job_id)
+                row = each.row or accounted.row(job_id)
+                del self._unreported[job_id]
+                self._on_ended(job_id, each.end(row, log, was_stopped=asked[job_id]))
 
     async def settle(self) -> None:
         """Wait until the jobs have ended in Slurm."""
@@ -255,6 +275,7 @@ class SlurmService(TrainingService):
         """Stop polling. Jobs continue."""
         await self._submissions.close()
         await self._resubmissions.cancel()
+        await self._reports.cancel()
         await self._tasks.cancel()
         self._slurm.close()
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
