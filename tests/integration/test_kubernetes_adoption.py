@@ -13,6 +13,7 @@ pytest.importorskip("kubernetes")
 
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
+from nni_manager.training_services.kubernetes import backend
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.backend import KubernetesService
 from trial_keeper.wire.reasons import ExitReason
@@ -47,10 +48,7 @@ async def test_a_manager_that_adopts_a_job_reports_that_its_node_was_lost_before
         site.cluster.node.bury()
 
 
-@pytest.mark.parametrize("event", ["hangs", "is denied", "is there"])
-async def test_a_framework_whose_pod_was_preempted_and_deleted_while_no_manager_ran_ends_as_preempted(
-    site, event
-):
+async def a_pod_is_preempted_without_a_manager(site):
     async with site.manager() as first:
         await first.submit(site.settings())
         await site.is_running()
@@ -59,6 +57,29 @@ async def test_a_framework_whose_pod_was_preempted_and_deleted_while_no_manager_
     site.store.delete(PODS, "default", f"{NAME}-worker-0")
     await until(lambda: site.state() == "Completed", "the job ends", DEADLINE_S)
     assert not site.store.list(PODS), "FrameworkController deletes the pods of an ended job"
+
+
+async def test_a_manager_waits_for_the_events_about_preempted_pods_once_for_all_jobs(site, monkeypatch):
+    await a_pod_is_preempted_without_a_manager(site)
+    site.cluster.api.misbehave("hang", 2, at=("list", "events"))
+    deletes = ("delete", "frameworks")
+    site.cluster.api.misbehave(503, 100, at=deletes)  # the job is still there when it is adopted again
+    monkeypatch.setattr(backend, "_POD_LAG_S", 0.1)
+    async with site.manager() as second:
+        assert await second.adopt("trial1") is JobPresence.ENDED
+        monkeypatch.setattr(backend, "_POD_LAG_S", 10 * DEADLINE_S)
+        adoption = asyncio.wait_for(second.adopt("trial1"), DEADLINE_S)
+        assert await adoption is JobPresence.ENDED
+        site.cluster.api.is_hung.set()
+        site.cluster.api.stop_misbehaving(deletes)
+
+
+@pytest.mark.parametrize("event", ["hangs", "is denied", "is there"])
+async def test_a_framework_whose_pod_was_preempted_and_deleted_while_no_manager_ran_ends_as_preempted(
+    site, monkeypatch, event
+):
+    monkeypatch.setattr(backend, "_POD_LAG_S", DEADLINE_S)
+    await a_pod_is_preempted_without_a_manager(site)
     if event == "hangs":
         site.cluster.api.misbehave("hang", 2, at=("list", "events"))
     elif event == "is denied":

@@ -113,7 +113,7 @@ class KubernetesService(TrainingService):
         self._pods_answered = asyncio.Event()
         """Pods were listed, or cannot be."""
         self._preemptions_answered = asyncio.Event()
-        """As `_pods_answered`, for the events about preempted pods."""
+        """As `_pods_answered`, for the events about preempted pods; or a job has waited for them."""
         self._tasks = TaskSet(self._note_bug)
         self._spawn = self._tasks.spawn
         self._watches: list[watch.Watch] = []
@@ -464,8 +464,9 @@ class KubernetesService(TrainingService):
             lambda: not (self._observed.has_pods(job_id) and self._observed.awaits_pods(job_id, document))
         )
         if self._observed.verdict(job_id, document).reason is ExitReason.JOB_LOST:
-            # Only an event may tell that a deleted pod was preempted.
+            # Only an event may tell that a deleted pod was preempted. The next jobs do not wait for it again.
             await set_within(self._preemptions_answered, _POD_LAG_S)
+            self._preemptions_answered.set()
 
     async def _wait_for_pods(self, is_shown: Callable[[], bool]) -> None:
         """Wait until the watch of pods shows what is awaited, for `_POD_LAG_S` at most."""
