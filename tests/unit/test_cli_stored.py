@@ -11,6 +11,7 @@ from attempts import RegisteringStore, attempt_id
 from stored_experiments import finished
 
 from nni_manager.client.experiments import known_experiment
+from nni_manager.config import reader
 from nni_manager.config.changes import changed
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
@@ -98,6 +99,17 @@ def test_nnictl_resume_does_not_warn_of_a_search_space_that_a_command_has_change
     space = {"lr": {"_type": "uniform", "_value": [0, 3]}}
     store.commit([config_row(changed(config, "SEARCH_SPACE", {"searchSpace": space}).to_json())], 1.0)
     store.close()
+    assert resume_warnings("abc11111") == []
+
+
+def test_nnictl_resume_does_not_need_the_folder_of_the_search_space_file(
+    resume_warnings, an_experiment, monkeypatch
+):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    an_experiment("abc11111")
+    monkeypatch.setattr(reader, "read_search_space_now", refuse)
     assert resume_warnings("abc11111") == []
 
 

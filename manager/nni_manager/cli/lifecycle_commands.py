@@ -142,8 +142,8 @@ def _warn_of_changed_space(known: KnownExperiment) -> None:
     from nni_manager.config.reader import read_search_space_now
 
     name = known.experiment_id
-    # The manager reports an unreadable database, and needs no experiment file.
-    with contextlib.suppress(NniManagerError):
+    # The manager reports an unreadable database, and needs neither an experiment file nor its folder.
+    with contextlib.suppress(NniManagerError, OSError):
         config = known.stored.config()
         if config.is_annotated or config.search_space_revision:
             return
