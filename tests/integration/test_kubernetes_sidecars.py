@@ -91,6 +91,7 @@ async def test_a_failed_task_beside_a_sidecar_ends_the_job_although_other_tasks_
 
 
 async def test_the_operator_ends_a_job_whose_sidecar_ends_after_its_task(site, monkeypatch):
+    monkeypatch.setattr(backend, "_SIDECAR_GRACE_S", 10 * DEADLINE_S)
     add_sidecar(site, monkeypatch, f"while [ ! -e {site.folder}/over ]; do sleep 0.05; done")
     site.runs(f"touch {site.folder}/over; exit 31")
     async with site.manager() as service:
