@@ -69,15 +69,19 @@ def _script_names(function: "Any") -> "dict[str, Any]":
     All functions of one copy share the names that they use of the script.
     """
     owner = function
+    used: list[tuple[str, Any]] = []
     for attribute in ("func", "__func__", "__wrapped__"):  # of a partial, a method and a decorated function
-        owner = getattr(owner, attribute, owner)
-    code = owner if hasattr(owner, "__globals__") else type(owner).__call__  # of an object that can be called
-    used = [*getattr(code, "__globals__", {}).items()]
-    used += [
-        (each.__name__, each)
-        for each in (owner, type(getattr(function, "__self__", function)))
-        if hasattr(each, "__name__")
-    ]
+        with suppress(Exception):  # any object of the user
+            owner = getattr(owner, attribute, owner)
+    with suppress(Exception):
+        # The latter is that of an object that can be called.
+        code = owner if hasattr(owner, "__globals__") else type(owner).__call__
+        used += getattr(code, "__globals__", {}).items()
+        used += [
+            (each.__name__, each)
+            for each in (owner, type(getattr(function, "__self__", function)))
+            if hasattr(each, "__name__")
+        ]
     return {name: each for name, each in used if _is_of_script(each)}
 
 

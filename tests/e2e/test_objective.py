@@ -89,6 +89,9 @@ class Model:
     def times(self, x):
         return self.size * x
 
+    def __getattr__(self, name):
+        return {}[name] if name == "func" else super().__getattribute__(name)
+
     def __call__(self, parameters):
         with multiprocessing.get_context("fork").Pool(1) as pool:
             return sum(pool.map(self.times, [1, 2]))
