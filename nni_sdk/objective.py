@@ -16,6 +16,7 @@ from nni_sdk.errors import ObjectiveUnusable
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 DESCRIPTION = "objective.json"
@@ -52,14 +53,25 @@ def run_trial(folder: str) -> None:
         trial.report_final_result(result)
 
 
-def names_of_script(folder: str) -> "dict[str, Any]":
-    """Return the names of `_script_names` for a process that the function starts; empty if the function is imported.
+def getattr_of_script(folder: str) -> "Callable[[str], Any]":
+    """Return a `__getattr__` for the main module of a process that the function starts: it finds the names of `_script_names`.
 
-    Raises:
-        ObjectiveUnusable: another user could have written the function.
+    The function is only read when such a name is needed. `__getattr__` raises ObjectiveUnusable if another user could have
+    written the function.
     """
     path = os.path.join(folder, PICKLE)
-    return _script_names(_unpickled(path)) if os.path.exists(path) else {}
+    names: "dict[str, Any] | None" = None
+
+    def find(name: str) -> "Any":
+        nonlocal names
+        if names is None and not name.startswith("__"):
+            names = {}  # for the time of the reading
+            names = _script_names(_unpickled(path)) if os.path.exists(path) else {}
+        if names and name in names:
+            return names[name]
+        raise AttributeError(f"the script has no function or class {name}")
+
+    return find
 
 
 def _script_names(function: "Any") -> "dict[str, Any]":

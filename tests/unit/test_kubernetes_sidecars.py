@@ -54,7 +54,13 @@ def terminal(role, code):
     ],
 )
 def test_a_job_is_over_if_its_tasks_are_over_and_a_sidecar_holds_a_pod(pods, expected):
-    assert are_over(pods, JOB) is expected
+    assert are_over(pods, [], JOB) is expected
+
+
+@pytest.mark.parametrize(("state", "expected"), [(ended(0), True), (RUNNING, False)])
+def test_a_deleted_pod_counts_as_ended_if_its_task_had_ended(state, expected):
+    present = [a_pod("worker", ended(0)), a_pod("worker", ended(0))]
+    assert are_over(present, [a_pod("master", state)], JOB) is expected
 
 
 @pytest.mark.parametrize(
@@ -75,7 +81,7 @@ def test_a_job_is_over_if_its_tasks_are_over_and_a_sidecar_holds_a_pod(pods, exp
     ],
 )
 def test_a_job_is_not_over_while_its_pod_ends_or_its_task_may_run(pod):
-    assert not are_over([pod], Completion())
+    assert not are_over([pod], [], Completion())
 
 
 def named(name, pod, finished_at):

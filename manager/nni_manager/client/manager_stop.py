@@ -32,7 +32,7 @@ def when_started(known: KnownExperiment) -> KnownExperiment:
     """The experiment once no manager of it starts: only a manager that is ready can be stopped."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while known.manager_is_starting() and time.monotonic() < deadline_s:
-        time.sleep(_POLL_S)
+        time.sleep(_SUMMARY_INTERVAL_S)
         known = known_experiment(known.folder) or known
     return known
 

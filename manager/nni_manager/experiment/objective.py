@@ -35,12 +35,12 @@ from trial_keeper.wire.small_files import replace_file
 _SCRIPT = "trial.py"
 _CODE = """\
 # Runs one trial of a function. trial-keeper has written this file.
-from nni_sdk.objective import names_of_script, run_trial
+from nni_sdk.objective import getattr_of_script, run_trial
 
 if __name__ == "__main__":
     run_trial({folder!r})
 else:  # multiprocessing imports this file in a process that the function starts
-    globals().update(names_of_script({folder!r}))
+    __getattr__ = getattr_of_script({folder!r})
 """
 _WARM = "nni_sdk.objective"
 

@@ -121,8 +121,9 @@ class ObservedObjects:
     def has_only_sidecars(self, job_id: str) -> bool:
         """True if the tasks of a job have ended, but not its pods, because of sidecars."""
         shown = self._pods.get(job_id, {})
-        present = (pod for name, pod in shown.items() if name not in self._gone_pods)
-        return sidecars.are_over(present, self._operator.completion)
+        present = [pod for name, pod in shown.items() if name not in self._gone_pods]
+        gone = [pod for name, pod in shown.items() if name in self._gone_pods]
+        return sidecars.are_over(present, gone, self._operator.completion)
 
     def verdict(self, job_id: str, resource: Document) -> JobOutcome:
         """The outcome of a terminal resource, or of a job that has only sidecars, by the pods shown so far."""

@@ -18,19 +18,19 @@ from trial_keeper.wire.reasons import ExitReason
 REMEDY = 'to free its resources at once, keep the sidecar out of the pods, e.g. with annotation sidecar.istio.io/inject: "false"'
 
 
-def are_over(pods: Iterable[Document], completion: Completion) -> bool:
+def are_over(present: Iterable[Document], gone: Iterable[Document], completion: Completion) -> bool:
     """True if the keepers in a job's pods have ended, or enough of them have failed, and only sidecars keep it running.
 
-    `pods` are the job's pods that exist. False while the cluster ends one of them.
+    `present`: the job's pods that exist. `gone`: those that were deleted. False while the cluster ends a pod.
     """
-    shown = list(pods)
-    ends = [keeper_end(pod) for pod in shown]
-    is_held = any(
-        end and _running(pod) and not is_terminal(pod) for pod, end in zip(shown, ends, strict=True)
-    )
+    shown = list(present)
+    ended = [pod for pod in shown if keeper_end(pod)]
+    is_held = any(_running(pod) and not is_terminal(pod) for pod in ended)
     if not is_held or any("deletionTimestamp" in pod["metadata"] for pod in shown):
         return False
-    return (len(shown) >= completion.tasks and all(ends)) or bool(_decisive_failures(shown, completion))
+    every = [*ended, *(pod for pod in gone if keeper_end(pod))]
+    have_all_ended = len(ended) == len(shown) and len(every) >= completion.tasks
+    return have_all_ended or bool(_decisive_failures(every, completion))
 
 
 def outcome_of(pods: Iterable[Document], completion: Completion) -> JobOutcome:
@@ -41,7 +41,8 @@ def outcome_of(pods: Iterable[Document], completion: Completion) -> JobOutcome:
     failed = [pod for pod in ended if keeper_end(pod)["exitCode"]]
     decisive = _decisive_failures(ended, completion) or (failed if len(failed) == len(ended) else [])
     if not decisive:
-        return JobOutcome(0, message, ExitReason.KEEPER_LOST)
+        # The pods may have been deleted since `are_over`.
+        return JobOutcome(0 if ended else None, message, ExitReason.KEEPER_LOST)
     first = min(decisive, key=lambda pod: str(keeper_end(pod).get("finishedAt") or "~"))
     end = keeper_end(first)
     reason = ExitReason.OUT_OF_MEMORY if end.get("reason") == "OOMKilled" else ExitReason.KEEPER_LOST
