@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import os
 import threading
 
@@ -12,6 +13,7 @@ from real_experiment import wait_until
 from void_service import Void, an_engine, start
 
 from nni_manager.cli import main
+from nni_manager.cli.experiment_commands import to_json
 from nni_manager.engine import engine as engine_module
 from nni_manager.store.folders import ManagerProcess, Registry
 from nni_manager.store.reader import StoreReader
@@ -179,13 +181,23 @@ def test_nnictl_import_stores_all_results_or_none(manager, nnictl, tmp_path):
     results = tmp_path / "results.json"
     results.write_text('[{"parameter": {"x": 0.5}, "value": 1},\n {"parameter": {"x": 5}, "value": "?"}]')
     code, _, err = nnictl("experiment", "import", "--filename", results)
-    assert (code, err.count("results.json:2: cannot use [1].")) == (1, 2)
+    assert (code, err.count("results.json:2: cannot use [1].")) == (1, 1)
     assert manager.engine.reader.imported() == []
     results.write_text('[{"parameter": {"x": 0.5}, "value": 1}]')
     code, out, err = nnictl("experiment", "import", "-f", results)
     assert (code, out) == (0, "INFO: Imported 1 result into experiment TESTEXPT\n")
     assert "the tuner Random uses none of them" in err
     assert len(manager.engine.reader.imported()) == 1
+
+
+def test_nnictl_import_skips_exported_results_without_a_finite_number(manager, nnictl, tmp_path):
+    results = tmp_path / "results.json"
+    results.write_text(
+        to_json([{"parameter": {"x": 0.5}, "value": value} for value in (math.nan, 1, "text")])
+    )
+    code, out, err = nnictl("experiment", "import", "-f", results)
+    assert (code, out) == (0, "INFO: Imported 1 result into experiment TESTEXPT\n")
+    assert "WARNING: skipped 2 of 3 results: they have no finite number to import\n" in err
 
 
 def test_a_change_without_a_running_manager_is_refused_and_the_error_names_nnictl_resume(

@@ -22,6 +22,7 @@ from user_home import environ_of, left_in, processes_of
 from nni_manager.client.experiments import known_experiment
 from nni_manager.errors import UserError
 from nni_manager.experiment import Experiment, RunMode
+from nni_manager.experiment.data import TrialResult
 from nni_manager.store.folders import Registry
 
 GOOD = """\
@@ -188,9 +189,12 @@ def test_experiment_wait_returns_after_the_end_of_trials_that_were_added_later(p
         assert experiment.get_status() == "DONE"
         results = [each for each in experiment.export_data() if each.parameter["x"] <= 1]
         assert experiment.import_data(results) == len(results) == 1
+        assert experiment.import_data([*results, TrialResult({"x": 0.5}, math.nan, "none")]) == 1
         assert 4.5 in [trial.parameters["x"] for trial in experiment.list_trial_jobs()]
     assert experiment.wait() is True
-    assert "2/2 ended" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "2/2 ended" in out
+    assert "skipped 1 of 2 results: they have no finite number to import" in err
 
 
 def test_the_python_api_can_update_view_and_resume_an_existing_experiment(place, capsys):

@@ -15,6 +15,7 @@ from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult, read_results, results_of
 from nni_manager.config.search_space import parse_search_space
+from nni_manager.domain.objectives import MAXIMIZE, Objective, Objectives
 
 SPACE = parse_search_space(
     {"lr": {"_type": "uniform", "_value": [0, 1]}, "net": {"_type": "choice", "_value": ["a", "b"]}}
@@ -124,13 +125,48 @@ def test_each_error_contains_the_position_of_the_invalid_value_in_the_imported_r
     assert results == [PriorResult(PARAMETERS, 1.0, "1")]
     places = [place for place, _ in problems]
     assert places == [
-        (1, "value"), (1, "parameter"), (1, "parameter"), (1, "parameter"), (2, "parmeter"), (2, "value"), (2, "parameter"), (3,),
-        (4,), (4,),
+        (1, "parameter"), (1, "parameter"), (1, "parameter"), (2, "parmeter"), (2, "parameter"), (3,), (4,), (4,),
     ]  # fmt: skip
     assert all(message.startswith("cannot ") for _, message in problems)
     with pytest.raises(ConfigInvalid) as caught:
         results_of(raw, SPACE, "TPE")
     assert len(caught.value.diagnostics) == len(problems)
+
+
+TWO_METRICS = Objectives((Objective("default", "maximize"), Objective("loss", "minimize")))
+
+
+@pytest.mark.parametrize("value", [None, "text", True, {"loss": 3}, {"default": None}])
+def test_an_imported_result_without_a_finite_number_is_skipped(value: Any) -> None:
+    entries = [{"parameter": PARAMETERS, "value": each} for each in (value, 0.5)]
+    assert read_results(entries, SPACE, "TPE") == ([PriorResult(PARAMETERS, 0.5, "0.5")], [])
+
+
+def test_an_imported_result_without_a_number_for_each_objective_is_skipped() -> None:
+    entries = [{"parameter": PARAMETERS, "value": each} for each in (0.5, {"default": 1, "loss": 2})]
+    (result,) = results_of(entries, SPACE, "TPE", TWO_METRICS)
+    assert result.value == 1
+
+
+@pytest.mark.parametrize(
+    ("objectives", "why"),
+    [
+        (
+            MAXIMIZE,
+            "[0].value is null, nothing (None); write a number or a mapping with a number under default",
+        ),
+        (
+            TWO_METRICS,
+            '[0].value is null, not a dict with "default", "loss"; write a mapping with a number under default, loss',
+        ),
+    ],
+)
+def test_an_import_in_which_no_result_has_a_finite_number_is_rejected(
+    objectives: Objectives, why: str
+) -> None:
+    entries = [{"parameter": PARAMETERS, "value": each} for each in (None, "?")]
+    expected = [((0, "value"), f"cannot import: no result has a finite number, {why}")]
+    assert read_results(entries, SPACE, "TPE", objectives) == ([], expected)
 
 
 @pytest.mark.parametrize(

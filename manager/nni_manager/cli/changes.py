@@ -12,7 +12,7 @@ from nni_manager.cli import options
 from nni_manager.cli.experiment_commands import experiment
 from nni_manager.cli.options import FILE, example, experiment_argument, group, trial_option
 from nni_manager.cli.trial_commands import trial
-from nni_manager.client import output
+from nni_manager.client import imported, output
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.manager_client import ManagerClient
 from nni_manager.errors import UserError
@@ -200,8 +200,8 @@ def retry(experiment_id: str | None, trial_id: str, from_checkpoint: bool) -> No
 def import_results(experiment_id: str | None, path: Path) -> None:
     """Import prior results into the tuner.
 
-    The file has a list of {"parameter": {...}, "value": 0.93}. If any entry is invalid, all errors are reported and nothing is
-    imported.
+    The file has a list of {"parameter": {...}, "value": 0.93}. Results without a finite number are skipped. If any entry is
+    invalid, all errors are reported and nothing is imported.
     """
     from nni_manager.config.document import read_json
     from nni_manager.config.prior_results import read_results
@@ -213,7 +213,7 @@ def import_results(experiment_id: str | None, path: Path) -> None:
     space, tuner = parse_search_space(current["searchSpace"]), current["tuner"]["name"]
     objectives = known.stored.config().all_objectives
     _refuse(document, read_results(document.value, space, tuner, objectives)[1])
-    counts = client.post("/experiment/import-data", document=document.value)
+    counts = imported.import_results(client, document.value)
     results = "1 result" if counts["imported"] == 1 else f"{counts['imported']} results"
     output.info(f"Imported {results} into experiment {known.experiment_id}")
     if counts["used"] < counts["imported"]:

@@ -1,5 +1,7 @@
 """Prior results of other experiments for a tuner (warm start), in the format of `nnictl experiment export`.
 
+An export may have results without a finite number, such as null in place of NaN. The import skips them.
+
 Source: NNI v2.0, nnictl experiment import.
 """
 
@@ -35,7 +37,7 @@ class PriorResult:
 def results_of(
     raw: Any, space: SearchSpace, tuner: str, objectives: Objectives = MAXIMIZE
 ) -> list[PriorResult]:
-    """The results in a JSON document.
+    """The results in a JSON document, without those that have no finite number.
 
     Raises:
         ConfigInvalid: with every error of the document, without file and line.
@@ -51,8 +53,8 @@ def read_results(
 ) -> tuple[list[PriorResult], list[tuple[Path, str]]]:
     """The results, and the errors with their paths in the document, up to MAX_DIAGNOSTICS.
 
-    If there is an error, no result may be used. `tuner`: the name of the tuner that receives them. `objectives`: what each result
-    must have; by default a number.
+    Results without a finite number are skipped; if no result has one, this is an error. If there is an error, no result may be
+    used. `tuner`: the name of the tuner that receives them. `objectives`: what each result must have; by default a number.
     """
     if not isinstance(raw, Sequence) or isinstance(raw, str) or not raw:
         return [], [((), f"cannot import {shown(raw)}: it has no list of results; write {_EXAMPLE}")]
@@ -65,7 +67,23 @@ def read_results(
             results.append(found)
         if len(problems) >= MAX_DIAGNOSTICS:
             break
+    if not results and not problems:
+        why = objectives.reason_against(_metric_of(raw[0]))
+        remedy = "a number or a mapping with a number under default"
+        if not objectives.is_plain:
+            remedy = f"a mapping with a number under {', '.join(objectives.metrics)}"
+        problems.append(
+            (
+                (0, "value"),
+                f"cannot import: no result has a finite number, [0].value is {why}; write {remedy}",
+            )
+        )
     return results, problems[:MAX_DIAGNOSTICS]
+
+
+def _metric_of(entry: Mapping[str, Any]) -> str:
+    value = entry.get("value")
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _read(
@@ -89,16 +107,8 @@ def _read(
     for name in ("parameter", "value"):
         if name not in entry:
             problems.append(((index,), f"cannot import [{index}]: {name} is missing; write {_EXAMPLE}"))
-    value, parameters = entry.get("value"), entry.get("parameter")
-    metric = value if isinstance(value, str) else json.dumps(value)
+    metric, parameters = _metric_of(entry), entry.get("parameter")
     number = objectives.value_of(metric)
-    if number is None and "value" in entry and not objectives.is_plain:
-        names = ", ".join(objectives.metrics)
-        why = objectives.reason_against(metric)
-        refuse("value", f"it is {why}; write a mapping with a number under {names}, or remove this result")
-    elif number is None and "value" in entry:
-        remedy = "write a number or a mapping with a number under default, or remove this result"
-        refuse("value", f"{shown(value)} has no finite number; {remedy}")
     if isinstance(parameters, Mapping):
         for problem in problems_within(space, tuner, parameters):
             refuse("parameter", f"{problem}; remove this result, or widen the search space first")

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from nni_manager.client.experiments import KnownExperiment, known_experiment, known_experiments, resolve
+from nni_manager.client.imported import import_results
 from nni_manager.client.manager_client import ManagerUnresponsive
-from nni_manager.client.results import all_trials, parsed
+from nni_manager.client.results import all_trials, finite, parsed
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.python_document import to_python_names
 from nni_manager.errors import NniManagerError, UserError
@@ -274,16 +275,16 @@ class StartedExperiment:
     def import_data(self, results: Sequence[TrialResult | Mapping[str, Any]]) -> int:
         """Pass results of other trials, each with `parameter` and `value`, to the tuner; returns how many it uses.
 
+        Results without a finite number, such as NaN, are skipped with a warning.
+
         Raises:
-            UserError: the experiment does not run, or a result is invalid.
+            UserError: the experiment does not run, a result is invalid, or none has a finite number.
         """
         given = plain(results)
         if isinstance(given, list):
             given = [vars(each) if isinstance(each, TrialResult) else each for each in given]
         with in_python_terms():
-            found = self._client_to("import results into").post(
-                "/experiment/import-data", document=plain(given)
-            )
+            found = import_results(self._client_to("import results into"), finite(plain(given)))
         return int(found["used"])
 
     def kill_trial_job(self, trial_job_id: str) -> None:
