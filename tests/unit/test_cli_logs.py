@@ -1,6 +1,7 @@
 """nnictl log: which lines of a file it prints, and how it follows a growing file."""
 
 import io
+import shutil
 import threading
 
 import pytest
@@ -51,8 +52,8 @@ def a_trial(tmp_path, monkeypatch):
     Registry.of_user().add(folder)
     trial = Trial("aB3dE", 0, {}, {}, 1.0, "aB3dE", TrialState.RUNNING)
 
-    def save(state):
-        trial.state = state
+    def save(state, started_at_s=None):
+        trial.state, trial.run.started_at_s = state, started_at_s
         keys = [AttemptKey("aB3dE", attempt_id(number), "main-0") for number in range(3)]
         store.commit([trial_row(trial), *(attempt_row(key, int(key.attempt_id)) for key in keys)], 1.0)
 
@@ -175,6 +176,20 @@ def test_the_managers_log_is_followed_until_an_interrupt(a_trial, capsys, monkey
         "2\n3\n",
         "\n",
     )  # The terminal shows ^C without a line end, so nnictl prints a newline.
+
+
+@pytest.mark.parametrize("removed", ["trials", "trials/aB3dE"])
+def test_nnictl_log_of_a_trial_whose_files_were_removed_says_that_they_are_gone(a_trial, capsys, removed):
+    folder, save = a_trial
+    written(folder, "one\n")
+    save(TrialState.SUCCEEDED, started_at_s=1.0)
+    shutil.rmtree(folder.workspace.root / removed)
+    assert main.run(["log", "trial", "abc", "-T", "aB3dE"]) == 1
+    workspace, collected = folder.workspace.trial("aB3dE").path, folder.collected_logs / "aB3dE"
+    assert (
+        f"its files are gone, neither {workspace} nor {collected} has them; restore"
+        in capsys.readouterr().err
+    )
 
 
 def test_nnictl_log_with_follow_ends_when_the_trial_ends_without_output(a_trial, capsys, monkeypatch):

@@ -10,8 +10,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -173,6 +173,13 @@ def log_trial(
     with _shared_files(known) as shared:
         logs = [_TrialLog(known, shared, trial["id"], each) for each in streams]
         locations = _wait_for_locations(logs) if follow else [each.location() for each in logs]
+        if not any(locations) and _files_are_gone(known, trial):
+            folder = known.folder
+            raise UserError(
+                f"cannot show {' and '.join(streams)} of trial {trial['id']}: its files are gone, neither "
+                f"{folder.workspace.trial(trial['id']).path} nor {folder.collected_logs / trial['id']} has them; "
+                f"restore them from a copy, or see the manager's log: {folder.manager_log}"
+            )
         if not any(locations):
             why = f" ({watch.why(trial)})" if trial["message"].strip() else ""
             raise UserError(
@@ -191,6 +198,18 @@ def log_trial(
                 f"trial {trial['id']} has written nothing to {' and '.join(streams)}; `--stream trial.log` shows its keeper's log"
             )
     output.trial_warning(known.trial(trial["id"]) if follow else trial)
+
+
+def _files_are_gone(known: KnownExperiment, trial: Mapping[str, Any]) -> bool:
+    """True if a trial has run and ended, and no file of an attempt is left."""
+    from nni_manager.engine.trial_logs import attempts_of
+
+    trial_id = trial["id"]
+    if trial.get("startTime") is None or not known.stored.trial_is_terminal(trial_id):
+        return False
+    # A keeper that has registered an attempt has created its files.
+    has_run = known.stored.read(lambda reader: bool(reader.attempts(trial_id)))
+    return has_run and not attempts_of(known.folder, trial_id)
 
 
 @contextlib.contextmanager
