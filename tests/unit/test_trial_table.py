@@ -175,6 +175,21 @@ def test_nested_parameters_of_the_same_name_have_columns_of_their_own(capsys):
         trial_table.columns_of("units", trials)
 
 
+def test_a_parameter_with_the_name_of_a_built_in_column_has_a_prefix(capsys):
+    trials = [
+        a_trial(0, value=0.5, time=9, lr=1),
+        a_trial(1, value=0.7, time=3, lr={"_name": "a", "value": 4}),
+    ]
+    trial_table.show(
+        trials, trial_table.columns_of("time,parameter/time,parameter/lr,parameter/value", trials)
+    )
+    printed = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
+    assert printed == [["1.0 s", "9", "1", ""], ["1.0 s", "3", "a", "4"]]
+    assert numbers(trial_table.sorted_by(trials, "parameter/time", is_descending=False)) == [1, 0]
+    with pytest.raises(UserError, match=r"'parameter/loss': .* parameters, parameter/time, lr, lr/value"):
+        trial_table.columns_of("parameter/loss", trials)
+
+
 def test_parameters_of_a_nested_choice_follow_the_name_of_the_choice():
     assert (
         output.parameters(

@@ -20,6 +20,8 @@ DEFAULT_COLUMNS = ("no.", "trial", "state", "value", "time", "parameters")
 _NUMBERS = ("no.", "value", "time")
 _METRIC_PREFIX = "value/"
 """Before the name of an entry of results, as in the columns of a CSV export."""
+_PARAMETER_PREFIX = "parameter/"
+"""Before the name of a parameter that another column has, as in the columns of a CSV export."""
 
 
 # What a column sorts by. Any other column is a parameter, or a number of the trials' results.
@@ -134,15 +136,17 @@ def _check(trials: Sequence[Trial], column: str, option: str) -> None:
     if column in _KEYS:
         return
     names = _names_of_parameters(trials)
+    name = column if column in names else column.removeprefix(_PARAMETER_PREFIX)
     metrics = dict.fromkeys(name for each in trials for name in each.get("metrics", ()))
-    nested = [each for each in names if each.endswith(f"/{column}")] if column not in names else []
+    nested = [each for each in names if each.endswith(f"/{name}")] if name not in names else []
     if len(nested) > 1:
         raise UserError(
             f"cannot use {option} {column!r}: several parameters have this name; write one of {', '.join(nested)}"
         )
-    if column not in names and not nested and column.removeprefix(_METRIC_PREFIX) not in metrics:
+    if name not in names and not nested and column.removeprefix(_METRIC_PREFIX) not in metrics:
         own = (_METRIC_PREFIX + name if name in _KEYS or name in names else name for name in metrics)
-        known = ", ".join((*_KEYS, *names, *own))
+        parameters = (_PARAMETER_PREFIX + name if name in _KEYS else name for name in names)
+        known = ", ".join((*_KEYS, *parameters, *own))
         raise UserError(f"cannot use {option} {column!r}: there is no such column; write one of {known}")
 
 
@@ -153,15 +157,22 @@ def _names_of_parameters(trials: Sequence[Trial]) -> Mapping[str, None]:
 
 
 def _further(trial: Trial) -> dict[str, Any]:
-    """The parameters of a trial, and the entries of its result; `value/NAME` names an entry also beside a parameter NAME.
+    """The parameters of a trial, and the entries of its result.
 
-    A nested parameter is `outer/inner`, and `inner` if no other parameter has this name.
+    `value/NAME` names an entry also beside a parameter NAME, and `parameter/NAME` a parameter also beside another column. A
+    nested parameter is `outer/inner`, and `inner` if no other parameter has this name.
     """
     metrics = trial.get("metrics", {})
     prefixed = {_METRIC_PREFIX + name: value for name, value in metrics.items()}
     parameters = list(output.flat_parameters(trial["parameters"]))
-    short = {path[-1]: value for path, value in parameters}
-    return {**prefixed, **metrics, **short, **{"/".join(path): value for path, value in parameters}}
+    named = {path[-1]: value for path, value in parameters}
+    named |= {"/".join(path): value for path, value in parameters}
+    return {
+        **prefixed,
+        **metrics,
+        **{_PARAMETER_PREFIX + name: each for name, each in named.items()},
+        **named,
+    }
 
 
 def show(trials: Sequence[Trial], columns: Sequence[str]) -> None:
