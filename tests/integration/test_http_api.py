@@ -74,6 +74,7 @@ def test_every_path_of_the_nni_api_returns_the_data_of_the_experiment(done):
     assert json.loads(trials[0]["hyperParameters"][0])["parameters"] == trials[0]["parameters"]
     failed = done.get("/trials?status=FAILED")
     assert [trial["id"] for trial in failed] == [trials[2]["id"]]
+    assert done.get("/trials?status=UNKNOWN") == []
     assert (failed[0]["reason"], failed[0]["exitCode"]) == ("non-zero exit", 1)
     assert "third time unlucky" in failed[0]["message"]
     alone = done.get(f"/trials/{trials[0]['id']}")
@@ -110,8 +111,17 @@ def test_invalid_requests_return_an_error_status_and_a_message(done):
         ("GET", "/metric-data/nope", 404, "nnictl trial ls"),
         ("GET", "/metric-data?type=WRONG", 400, "PERIODICAL"),
         ("DELETE", f"/trial-jobs/{first}", 409, "SUCCEEDED already"),
-        ("GET", "/no-such-path", 404, "cannot"),
-        ("PATCH", "/experiment", 405, "cannot"),
+        (
+            "GET",
+            "/no-such-path",
+            404,
+            "GET /api/v1/nni/no-such-path: Not Found; /api/v1/nni/openapi.json lists",
+        ),
+        ("PATCH", "/experiment", 405, "Method Not Allowed; /api/v1/nni/openapi.json lists"),
+        ("GET", "/trials?status=foo", 400, "cannot use status=foo: write one of EARLY_STOPPED, FAILED"),
+        ("GET", "/trial-jobs?status=foo", 400, "cannot use status=foo: write one of EARLY_STOPPED, FAILED"),
+        ("GET", "/trial-window?start=abc", 400, "there is no such parameter; write some of states"),
+        ("GET", "/trial-sample?offset=1", 400, "there is no such parameter; write some of states"),
         ("PUT", "/experiment", 400, "not JSON"),
     ]:
         response = done.ask(method, path)

@@ -98,6 +98,8 @@ def test_the_hub_serves_a_stored_experiment_read_only(hub, stored):
         refused = hub.ask(verb, of(stored, path), json={} if verb == "POST" else None)
         assert refused.status_code in (403, 409), path
     assert hub.ask("GET", of(stored, "/trials/absent")).status_code == 404
+    unknown = hub.ask("GET", of(stored, "/absent"))
+    assert f"{of(stored, '/openapi.json')} lists the paths" in unknown.json()["error"]
 
 
 def test_the_hub_forwards_requests_to_the_manager_of_a_running_experiment(hub, running):

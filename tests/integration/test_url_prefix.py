@@ -39,6 +39,10 @@ def test_the_api_is_served_only_below_the_prefix(served):
         assert answer.json()["error"].endswith(f"start with {PREFIX}/; add that")
 
 
+def test_the_error_for_an_unknown_path_names_the_description_with_the_prefix(served):
+    assert f"; {ROOT}/openapi.json lists the paths" in served.ask("GET", "/absent").json()["error"]
+
+
 def test_redirects_keep_the_url_prefix(served):
     assert fetch(served, PREFIX).headers["Location"] == f"{PREFIX}/"
     assert fetch(served, f"{PREFIX}/").headers["Location"] == f"{PREFIX}/oview"

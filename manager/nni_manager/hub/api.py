@@ -256,7 +256,7 @@ class HubApi:
             shown = await self._page(Headers())
             shown.status_code = 404
             return shown
-        return refused(error)
+        return refused(request, error)
 
     async def _refuse_command(self, _: Request, error: Exception) -> Response:
         return Json({"error": str(error)}, status_code=409)

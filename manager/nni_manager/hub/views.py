@@ -8,6 +8,8 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from nni_manager.engine.stored_experiment import StoredExperimentReader
 from nni_manager.store.folders import ExperimentFolder
@@ -79,6 +81,6 @@ def _identity_of(path: Path) -> tuple[int, int] | None:
     return None
 
 
-async def _refuse(_: object, error: Exception) -> object:
+async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return refused(error)
+    return refused(request, error, request.scope["root_path"])

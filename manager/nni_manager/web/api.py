@@ -38,6 +38,7 @@ from nni_manager.web.url_prefix import UrlPrefixMiddleware, path_of
 from trial_keeper import __version__
 
 API_ROOT = "/api/v1/nni"
+_MAX_SHOWN_PATH = 100
 # An address that somebody may have typed. Any other is answered like a path that requires a login.
 _PLAIN_PATH = re.compile(rf"(?!/page\b|/api\b|{METRICS}\b)(?:/[\w-]+)+")
 
@@ -138,7 +139,7 @@ class ManagerApi:
             shown = await asyncio.to_thread(self._files.answer, PLACES[0], Headers(), self._url_prefix)
             shown.status_code = 404
             return shown
-        return refused(error)
+        return refused(request, error, self._url_prefix + API_ROOT)
 
     # ---- the page
 
@@ -189,9 +190,13 @@ class ManagerApi:
         return PlainTextResponse(__version__)
 
 
-def refused(error: HTTPException) -> Response:
-    """The error as a JSON document."""
-    message = error.detail if error.detail.startswith("cannot") else f"cannot do this: {error.detail}"
+def refused(request: Request, error: HTTPException, api_root: str = "") -> Response:
+    """The error as a JSON document. `api_root`: the address of the API that the request did not match; empty: it has none."""
+    message = error.detail
+    if not message.startswith("cannot"):  # of the router
+        message = f"cannot answer {request.method} {request.scope['path'][:_MAX_SHOWN_PATH]}: {message}"
+        if api_root:
+            message += f"; {api_root}/openapi.json lists the paths and their methods"
     return Json({"error": message}, status_code=error.status_code, headers=dict(error.headers or {}))
 
 

@@ -21,7 +21,7 @@ from nni_manager.store.reader import StoreReader
 from nni_manager.web.backend_reads import BackendReads
 from nni_manager.web.json_encoding import Json, body_of, to_json
 from nni_manager.web.openapi import MANY, MAPPING, ONE, Operation, Schema
-from nni_manager.web.query_values import MAX_DIGITS, whole_number
+from nni_manager.web.query_values import MAX_DIGITS, STATUSES, nni_status, whole_number
 
 # Enough for a search space, or for 10,000 results with a few hundred bytes of parameters each.
 MAX_CHANGE_BYTES = 4 * 1024 * 1024
@@ -89,7 +89,7 @@ class ExperimentRoutes:
                 lambda snapshot: serializers.statistics_view(snapshot.experiment),
                 MANY,
             ),
-            Operation("/trials", self.trials, MANY, query={"status": {"type": "string"}}),
+            Operation("/trials", self.trials, MANY, query={"status": {"type": "string", "enum": STATUSES}}),
             Operation("/trial-jobs", self.propose, ONE, "POST", body=MAPPING, refusals=(409,)),
             Operation(at, self.trial, ONE, refusals=(404,)),
             Operation("/trial-jobs/{trial_id}", self.stop_trial, ONE, "DELETE", 202, refusals=(404, 409)),
@@ -211,7 +211,7 @@ class ExperimentRoutes:
 
     async def trials(self, request: Request) -> Response:
         """All trials, or those with one status."""
-        status = request.query_params.get("status")
+        status = nni_status(request)
         snapshot = self._engine.snapshot()
         trials = snapshot.experiment.trials.values()
         return Json(

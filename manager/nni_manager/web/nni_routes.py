@@ -24,6 +24,7 @@ from nni_manager.engine.trial_logs import log_location, output_location
 from nni_manager.web.backend_reads import BackendReads
 from nni_manager.web.json_encoding import Json, body_of
 from nni_manager.web.openapi import MANY, MAPPING, ONE, Operation
+from nni_manager.web.query_values import STATUSES, nni_status
 from trial_keeper.wire.messages import Stream
 
 # NNI serves these files, and no others.
@@ -42,7 +43,7 @@ class NniRoutes:
 
     def operations(self) -> list[Operation]:
         """All operations."""
-        status = {"status": {"type": "string"}}
+        status = {"status": {"type": "string", "enum": STATUSES}}
         board = "/tensorboard/{board_id}"
         return [
             Operation("/trial-jobs", self.trial_jobs, MANY, query=status),
@@ -64,7 +65,7 @@ class NniRoutes:
 
     async def trial_jobs(self, request: Request) -> Response:
         """All trials in NNI's form, or those with one status. /trials has more fields."""
-        status = request.query_params.get("status")
+        status = nni_status(request)
         snapshot, workspace = self._engine.snapshot(), self._engine.folder.workspace
         trials = [
             trial for trial in snapshot.experiment.trials.values() if status in (None, trial.state.nni_status)

@@ -2,13 +2,13 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nni_manager.domain.trial import TrialState
 from nni_manager.engine.page_text import as_float
 from nni_manager.engine.trial_query import (
     OPERATORS,
@@ -22,10 +22,9 @@ from nni_manager.web.backend_reads import ExperimentBackend
 from nni_manager.web.compression import streamed
 from nni_manager.web.json_encoding import Json
 from nni_manager.web.openapi import ONE, Operation, Schema
-from nni_manager.web.query_values import is_true, whole_number
+from nni_manager.web.query_values import STATUSES, is_true, refuse_unknown, whole_number
 from nni_manager.web.trial_views import MAX_LIMIT, TrialViews
 
-_STATUSES = sorted({state.nni_status for state in TrialState})
 # Each is evaluated for every trial. Marks on all axes of the page's chart are 13 conditions.
 _MAX_CONDITIONS = 50
 _MAX_TEXT = 1000
@@ -40,6 +39,17 @@ _FILTERS = {
     "end, or some values as texts, or no value. `name` is a parameter, the default metric `value/` or another one `value/NAME`. "
     f"All must hold; at most {_MAX_CONDITIONS}.",
 }
+_OF_SAMPLE: Mapping[str, Schema] = {
+    **{name: {"type": "string", "description": each} for name, each in _FILTERS.items()},
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT},
+}
+_OF_WINDOW: Mapping[str, Schema] = {
+    **_OF_SAMPLE,
+    "sort": {"type": "string"},
+    "descending": {"type": "boolean"},
+    "offset": {"type": "integer", "minimum": 0, "maximum": _MAX_OFFSET},
+    "around": {"type": "string"},
+}
 
 
 class TrialWindowRoutes:
@@ -50,20 +60,9 @@ class TrialWindowRoutes:
 
     def operations(self) -> list[Operation]:
         """All operations."""
-        text: Schema = {"type": "string"}
-        filters: dict[str, Schema] = {
-            name: {"type": "string", "description": each} for name, each in _FILTERS.items()
-        }
-        limit: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}
-        window: dict[str, Schema] = {
-            "sort": text,
-            "descending": {"type": "boolean"},
-            "offset": {"type": "integer", "minimum": 0, "maximum": _MAX_OFFSET},
-            "around": text,
-        }
         return [
-            Operation("/trial-window", self.trial_window, ONE, query=filters | window | {"limit": limit}),
-            Operation("/trial-sample", self.trial_sample, ONE, query=filters | {"limit": limit}),
+            Operation("/trial-window", self.trial_window, ONE, query=_OF_WINDOW),
+            Operation("/trial-sample", self.trial_sample, ONE, query=_OF_SAMPLE),
         ]
 
     async def trial_window(self, request: Request) -> Response:
@@ -71,6 +70,7 @@ class TrialWindowRoutes:
 
         `_FILTERS` describes the filters.
         """
+        refuse_unknown(request, _OF_WINDOW)
         query = _query_of(request)
         first = whole_number(request, "offset", 0, _MAX_OFFSET) or 0
         limit = whole_number(request, "limit", 1, MAX_LIMIT) or _WINDOW
@@ -82,6 +82,7 @@ class TrialWindowRoutes:
 
         With the names of the parameters and of the metrics of all trials.
         """
+        refuse_unknown(request, _OF_SAMPLE)
         limit = whole_number(request, "limit", 1, MAX_LIMIT) or _SAMPLE
         return streamed(request, await self._views.sample(_query_of(request), limit), Json.media_type)
 
@@ -89,8 +90,8 @@ class TrialWindowRoutes:
 def _query_of(request: Request) -> Query:
     values = request.query_params
     states = frozenset(filter(None, values.get("states", "").split(",")))
-    if unknown := sorted(states.difference(_STATUSES)):
-        raise HTTPException(400, f"cannot use states={unknown[0][:40]}: write some of {', '.join(_STATUSES)}")
+    if unknown := sorted(states.difference(STATUSES)):
+        raise HTTPException(400, f"cannot use states={unknown[0][:40]}: write some of {', '.join(STATUSES)}")
     column = values.get("sort", "seq")
     if not is_column(column):
         raise HTTPException(
