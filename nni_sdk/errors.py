@@ -45,6 +45,10 @@ class ObjectiveUnusable(SdkError):
     """The file with the function of this trial could be another user's: the function is not loaded."""
 
 
+class SeedInvalid(SdkError, TypeError):
+    """The seed for the random number generators is not a whole number."""
+
+
 class CheckpointInvalid(SdkError):
     """A checkpoint was refused: its files have changed, belong to another user, or are not files."""
 

@@ -10,6 +10,7 @@ from made_experiment import made_experiment, write
 
 from nni_manager.cli import main
 from nni_manager.domain.remarks import Remarks
+from nni_manager.errors import UserError
 from nni_manager.experiment.queries import StartedExperiment
 from nni_manager.store.folders import ManagerProcess, Registry
 from nni_manager.store.reader import StoreReader
@@ -192,6 +193,14 @@ def test_the_python_api_changes_tags_and_notes_of_an_ended_experiment(ended):
     frame = experiment.trials_dataframe()
     assert list(frame["tags"]) == [[], ["keep"], []]
     assert list(frame["note"]) == ["", "late", ""]
+
+
+@pytest.mark.parametrize("trial_id", [None, 1, b"00001"])
+def test_the_python_api_refuses_a_trial_id_that_is_not_text(ended, trial_id):
+    with pytest.raises(
+        UserError, match=f"^cannot find trial {trial_id!r} in experiment TESTEXPT; `nnictl trial ls"
+    ):
+        StartedExperiment("TESTEXPT").get_trial_job(trial_id)
 
 
 def test_a_later_manager_that_saves_a_trial_does_not_change_stored_tags(nnictl, ended):

@@ -149,8 +149,8 @@ class KnownExperiment:
         return found
 
     def _check_trial_id(self, trial_id: str) -> None:
-        # The id becomes a part of URLs and of paths.
-        if not is_safe_name(trial_id):
+        # The id becomes a part of URLs and of paths. Callers of the Python API may pass None.
+        if not (isinstance(trial_id, str) and is_safe_name(trial_id)):
             raise self._unknown(trial_id)
 
     def _unknown(self, trial_id: str) -> UserError:
