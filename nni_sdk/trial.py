@@ -164,11 +164,13 @@ class TrialContext:
 
     def reporting_starts(self) -> bool:
         """Prepare for records; False when standalone. `metrics_fd` is set last: other threads check it without a lock."""
-        if self.is_standalone:
-            return False
-        parameter_id, trial_id = self.parameter_file()["parameter_id"], self.variable("NNI_TRIAL_JOB_ID")
+        parameter_id, trial_id = 0, STANDALONE
+        if not self.is_standalone:
+            parameter_id, trial_id = self.parameter_file()["parameter_id"], self.variable("NNI_TRIAL_JOB_ID")
         self.periodical_head = frame_head(parameter_id, trial_id, "PERIODICAL")
         self.final_head = frame_head(parameter_id, trial_id, "FINAL")
+        if self.is_standalone:
+            return False
         if self.continuation:
             self._append_first(self.continuation[0])
         self.metrics_fd = self._opened_metrics()
@@ -361,7 +363,9 @@ def report_intermediate_result(metric: object) -> None:
     trial = _trial
     if trial.metrics_fd == _NOT_OPEN:
         if not trial.reporting_starts():
-            _log().info("Intermediate result: %s  (Index %s)", value, trial.next_sequence())
+            index = trial.next_sequence()
+            frame(trial.periodical_head, index, value)  # too long: raises as in a trial
+            _log().info("Intermediate result: %s  (Index %s)", value, index)
             return
         trial.warn_without_number(metric, value)  # only of the first: later ones have the same form
     trial.append(frame(trial.periodical_head, trial.next_sequence(), value))
@@ -378,6 +382,7 @@ def report_final_result(metric: object) -> None:
     value = value_json(metric)
     trial = _trial
     if trial.metrics_fd == _NOT_OPEN and not trial.reporting_starts():
+        frame(trial.final_head, 0, value)  # too long: raises as in a trial
         _log().info("Final result: %s", value)
         return
     trial.warn_without_number(metric, value, is_final=True)

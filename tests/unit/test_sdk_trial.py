@@ -458,6 +458,16 @@ def test_results_outside_an_experiment_are_printed_and_not_written_to_files(plat
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("report", ["report_intermediate_result", "report_final_result"])
+def test_a_metric_over_the_size_limit_is_also_refused_outside_an_experiment(report):
+    result = run_python(f"import nni_sdk as nni; nni.{report}('x' * 999_999)", {})
+    assert result.stderr.splitlines()[-1].startswith(
+        "nni_sdk.errors.MetricTooLong: cannot report a metric of "
+    )
+    assert len(result.stderr) < 10_000
+    assert run_python(f"import nni_sdk as nni; nni.{report}('x' * 999_000)", {}).returncode == 0
+
+
 def test_results_are_printed_with_any_logging_configuration():
     code = (
         "import logging; logging.basicConfig(level=logging.CRITICAL)\n"
