@@ -5,6 +5,7 @@ import io
 import json
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,3 +78,13 @@ def test_every_parameter_is_exported_in_a_column_of_its_own(spaces):
         found = dict(zip(rows[0], row, strict=True))
         for name, value in record["parameter"].items():
             assert found[name] == (value if isinstance(value, str) else json.dumps(value))
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "html"])
+def test_the_error_of_an_export_to_a_full_disk_names_the_file(nnictl, an_experiment, kind):
+    an_experiment("abc11111")
+    code, out, err = nnictl("experiment", "export", "abc11111", "--type", kind, "--filename", "/dev/full")
+    assert (code, out) == (1, "")
+    assert (
+        err.splitlines()[-1] == "ERROR: cannot use /dev/full: No space left on device; fix that and try again"
+    )

@@ -52,7 +52,8 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
         path /= archive.default_target(name)
     if path.exists():
         raise UserError(f"cannot write {path}: the file exists already; name another file, or remove it")
-    with known.folder.owned(is_brief=True):  # no manager can start during the save
+    # No manager can start during the save.
+    with known.folder.owned(is_brief=True), output.naming(path):
         warnings = archive.save(known.folder, path, has_code=has_code)
     for warning in warnings:
         output.warning(warning)
@@ -102,11 +103,9 @@ def load(
     folder, config = loaded.folder, loaded.config
     if space_path is not None:
         # UTF-8 cannot encode a lone surrogate, so it is written as a JSON escape.
-        space_path.write_text(
-            json.dumps(config.search_space_raw, indent=2, ensure_ascii=False) + "\n",
-            "utf-8",
-            "backslashreplace",
-        )
+        text = json.dumps(config.search_space_raw, indent=2, ensure_ascii=False) + "\n"
+        with output.naming(space_path):
+            space_path.write_text(text, "utf-8", "backslashreplace")
     name = folder.experiment_id
     output.info(f"Loaded experiment {name} ({StoredDocuments(folder).status()['status']}) into {folder.path}")
     if not loaded.has_its_code:

@@ -131,7 +131,7 @@ def _write(path: Path, text: str, force: bool) -> None:
     try:
         # 0600: the converted file may hold a login.
         flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
-        with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
+        with output.naming(path), open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
         raise UserError(

@@ -280,7 +280,8 @@ def export(
         sys.stdout.buffer.write(content)
         sys.stdout.flush()
         return
-    Path(target).write_bytes(content)
+    with output.naming(target):
+        Path(target).write_bytes(content)
     output.info(f"Wrote the results of {len(records)} trials to {target}")
 
 
@@ -288,7 +289,8 @@ def _write_report(known: KnownExperiment, target: Path) -> None:
     from nni_manager.web.report import report_of  # the imports take 0.3 s
 
     content = report_of(known.folder)
-    target.write_bytes(content)
+    with output.naming(target):
+        target.write_bytes(content)
     output.info(
         f"Wrote a report of {known.experiment_id} to {target} ({len(content) / 1e6:.1f} MB); a browser opens it"
     )

@@ -335,7 +335,8 @@ def export(open_cluster: OpenCluster, job: str, target: Path | None) -> None:
         return
     if target.exists():
         raise UserError(f"cannot write {target}: the file exists already; name another file, or remove it")
-    target.write_text(text)
+    with output.naming(target):
+        target.write_text(text)
     output.info(f"wrote {target}")
 
 

@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 import click
@@ -74,6 +75,16 @@ def _json(document: Any, indent: int | None = None) -> str:
         return json.dumps(document, ensure_ascii=False, indent=indent, allow_nan=False)
     except ValueError:
         return json.dumps(finite(document), ensure_ascii=False, indent=indent)
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Name the file in an error that has no name: that of a failed write, such as to a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def is_hangup(problem: OSError) -> bool:
