@@ -53,6 +53,17 @@ def test_the_command_nnictl_trial_tag_can_add_remove_and_print_tags_and_can_be_r
     assert stored(ended, "00001") == Remarks(("lr/high",), "")
 
 
+@pytest.mark.parametrize("command", [("trial", "tag", "TEST", "-T", "00001"), ("experiment", "tag", "TEST")])
+def test_tags_are_printed_as_a_json_list(nnictl, command):
+    for changes, tags in (
+        ((), []),
+        (("--add", "keep", "--add", "lr/high"), ["keep", "lr/high"]),
+        ((), ["keep", "lr/high"]),
+    ):
+        code, out, err = nnictl(*command, *changes, "--json")
+        assert (code, json.loads(out), err) == (0, tags, "")
+
+
 def test_a_note_is_set_printed_and_removed(nnictl, ended):
     text = "converges late\n  try \x1b[31mmore"
     assert (

@@ -45,12 +45,19 @@ _text_option = click.option(
 @options.experiment_argument
 @options.trial_option("The trial to tag.")
 @_tag_options
-def tag(experiment_id: str | None, trial_id: str, added: tuple[str, ...], removed: tuple[str, ...]) -> None:
+@options.json_option
+def tag(
+    experiment_id: str | None,
+    trial_id: str,
+    added: tuple[str, ...],
+    removed: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Add tags to a trial, remove some, or print them; also after the experiment has ended.
 
     `nnictl trial ls --tag TAG` lists the trials with a tag.
     """
-    _tag(experiment_id, trial_id, added, removed)
+    _tag(experiment_id, trial_id, added, removed, as_json=as_json)
 
 
 @trial.command(
@@ -78,12 +85,15 @@ def note(experiment_id: str | None, trial_id: str, text: str | None) -> None:
 )
 @options.experiment_argument
 @_tag_options
-def tag_experiment(experiment_id: str | None, added: tuple[str, ...], removed: tuple[str, ...]) -> None:
+@options.json_option
+def tag_experiment(
+    experiment_id: str | None, added: tuple[str, ...], removed: tuple[str, ...], as_json: bool
+) -> None:
     """Add tags to an experiment, remove some, or print them; also after it has ended.
 
     `nnictl experiment list --tag TAG` lists the experiments with a tag.
     """
-    _tag(experiment_id, None, added, removed)
+    _tag(experiment_id, None, added, removed, as_json=as_json)
 
 
 @experiment.command(
@@ -102,12 +112,20 @@ def note_experiment(experiment_id: str | None, text: str | None) -> None:
 
 
 def _tag(
-    experiment_id: str | None, trial_id: str | None, added: tuple[str, ...], removed: tuple[str, ...]
+    experiment_id: str | None,
+    trial_id: str | None,
+    added: tuple[str, ...],
+    removed: tuple[str, ...],
+    *,
+    as_json: bool,
 ) -> None:
     from nni_manager.domain.remarks import RemarksChange
 
     change = RemarksChange.of(added, removed)
     whose, remarks = _read_or_change(experiment_id, trial_id, change if added or removed else None)
+    if as_json:
+        output.print_json(remarks.tags)
+        return
     output.info(f"{whose} has the tags {', '.join(remarks.tags)}" if remarks.tags else f"{whose} has no tags")
 
 
