@@ -60,7 +60,7 @@ def getattr_of_script(folder: str) -> "Callable[[str], Any]":
     written the function.
     """
     path = os.path.join(folder, PICKLE)
-    names: "dict[str, Any] | None" = None
+    names: dict[str, Any] | None = None
 
     def find(name: str) -> "Any":
         nonlocal names
