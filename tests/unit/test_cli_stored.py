@@ -3,7 +3,6 @@
 import contextlib
 import json
 import socket
-import sqlite3
 import sys
 import time
 
@@ -73,18 +72,6 @@ def test_nnictl_resume_warns_that_a_changed_search_space_file_has_no_effect(
     assert resume_warnings("abc11111") == []
     config.unlink()
     assert resume_warnings("abc11111") == []
-
-
-def test_nnictl_resume_reads_no_experiment_file_that_is_older_than_the_experiment(
-    resume_warnings, an_experiment, monkeypatch
-):
-    folder, asked = an_experiment("abc11111"), []
-    read = reader.read_search_space_now
-    monkeypatch.setattr(reader, "read_search_space_now", lambda path: asked.append(path) or read(path))
-    assert (resume_warnings("abc11111"), len(asked)) == ([], 1)
-    with contextlib.closing(sqlite3.connect(folder.database)) as database, database:
-        database.execute("UPDATE experiment SET created_at_s = ?", (time.time() + 60,))
-    assert (resume_warnings("abc11111"), len(asked)) == ([], 1)
 
 
 def test_nnictl_resume_warns_that_a_changed_search_space_in_the_experiment_file_has_no_effect(

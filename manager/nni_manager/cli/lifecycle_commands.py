@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shlex
 from pathlib import Path
@@ -140,19 +139,11 @@ def _warn_of_changed_space(known: KnownExperiment) -> None:
 
     After `nnictl update searchspace` the two usually differ, and the user knows the command.
     """
-    from nni_manager.config.changed_files import space_may_have_changed
-    from nni_manager.store.reader import StoreReader
+    from nni_manager.config.reader import read_search_space_now
 
     name = known.experiment_id
     # The manager reports an unreadable database, and needs neither an experiment file nor its folder.
     with contextlib.suppress(NniManagerError, OSError):
-        with StoreReader(known.folder.database) as reader:
-            stored = reader.experiment()
-        # Not the whole config: checking it takes as long as the start of nnictl.
-        if not space_may_have_changed(Path(json.loads(stored.config)["config_path"]), stored.created_at_s):
-            return
-        from nni_manager.config.reader import read_search_space_now
-
         config = known.stored.config()
         if config.is_annotated or config.search_space_revision:
             return
