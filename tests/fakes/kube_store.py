@@ -143,6 +143,8 @@ class Store:
         # The first version is above 1, so that a watch from version 1 is always refused as expired.
         self.version = self.oldest = 1000
         self._objects: dict[Kind, dict[tuple[str, str], dict]] = {kind: {} for kind in BUILT_IN}
+        self.webhooks: list = []
+        """Mutating admission webhooks: each is called with the kind and the document of a new object, which it may change."""
         self._owned: dict[str, set] = {}
         self._known: dict[str, tuple] = {}
         self.create(NAMESPACES, "", {"metadata": {"name": "default"}})
@@ -203,6 +205,8 @@ class Store:
     def create(self, kind, namespace, body, is_dry_run=False):
         with self.changed:
             new = copy.deepcopy(body)
+            for webhook in self.webhooks:
+                webhook(kind, new)
             new.setdefault("apiVersion", kind.api_version)
             new.setdefault("kind", kind.kind)
             meta = new.setdefault("metadata", {})

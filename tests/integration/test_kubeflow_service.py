@@ -10,9 +10,10 @@ import kube_definitions as definitions
 import pytest
 from deadlines import DEADLINE_S
 from kube_events import tell
-from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, RUNTIMES, TF_JOBS, TRAIN_JOBS
-from kube_site import QUICK, a_site, operator_of
+from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, TF_JOBS
+from kube_site import QUICK, operator_of
 from kube_store import DEFINITIONS, JOBS, PODS
+from kubeflow_site import CONFIGS, KINDS, WORKER, a_kubeflow_site
 from real_experiment import until
 
 pytest.importorskip("kubernetes")
@@ -22,36 +23,15 @@ from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.operator import Stage
 from nni_manager.training_services.kubernetes.preflight import check
-from nni_manager.training_services.kubernetes.section import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.training_services.kubernetes.watch import Deleted, Synced, Upserted
 from trial_keeper.wire.reasons import ExitReason
 
 NAME = "nni-exp-expt-trial-trial1"
-WORKER = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100)
-NFS = NfsStorage("nas", "/nni")
-CONFIGS = {
-    "tf-operator": KubernetesConfig("tf-operator", NFS, (WORKER, replace(WORKER, name="ps")), "v1"),
-    "pytorch-operator": KubernetesConfig(
-        "pytorch-operator", NFS, (WORKER, replace(WORKER, name="master")), "v1"
-    ),
-    "trainjob": KubernetesConfig("trainjob", NFS, (WORKER,), "v1alpha1", runtime="torch-distributed"),
-    "job": KubernetesConfig("job", NFS, (WORKER,), "v1"),
-}
-KINDS = {
-    "tf-operator": TF_JOBS,
-    "pytorch-operator": PYTORCH_JOBS,
-    "trainjob": TRAIN_JOBS,
-    "job": JOBS,
-}
 
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    with a_site(tmp_path, monkeypatch) as site:
-        for each in definitions.OF_KUBEFLOW:
-            site.store.create(DEFINITIONS, "", each)
-        site.store.create(RUNTIMES, "", definitions.TORCH_DISTRIBUTED)
-        site.config = CONFIGS["job"]
+    with a_kubeflow_site(tmp_path, monkeypatch) as site:
         yield site
 
 

@@ -19,18 +19,14 @@ def site(tmp_path, monkeypatch):
         yield site
 
 
-def change_labels(site, monkeypatch, change):
+def change_labels(site, change):
     """Let a webhook of the cluster change the labels of new Frameworks."""
-    create = site.store.create
 
-    def create_changed(kind, namespace, body, is_dry_run=False):
+    def webhook(kind, document):
         if kind == FRAMEWORKS:
-            labels = dict(body["metadata"]["labels"])
-            change(labels)
-            body = body | {"metadata": body["metadata"] | {"labels": labels}}
-        return create(kind, namespace, body, is_dry_run)
+            change(document["metadata"]["labels"])
 
-    monkeypatch.setattr(site.store, "create", create_changed)
+    site.store.webhooks.append(webhook)
 
 
 @pytest.mark.parametrize(
@@ -41,10 +37,8 @@ def change_labels(site, monkeypatch, change):
         ("trialId", "trial1", lambda labels: labels.pop("trialId")),
     ],
 )
-async def test_a_job_whose_labels_the_cluster_changes_is_refused_and_deleted(
-    site, monkeypatch, label, value, change
-):
-    change_labels(site, monkeypatch, change)
+async def test_a_job_whose_labels_the_cluster_changes_is_refused_and_deleted(site, label, value, change):
+    change_labels(site, change)
     site.cluster.api.misbehave(503, 3, at=("delete", "frameworks"))
     async with site.manager() as service:
         with pytest.raises(RequestInvalid, match=f"its label {label} must be '{value}'.* exempt the label"):
@@ -55,9 +49,9 @@ async def test_a_job_whose_labels_the_cluster_changes_is_refused_and_deleted(
 
 
 async def test_a_job_whose_labels_the_cluster_changes_is_refused_although_the_first_answer_was_lost(
-    site, monkeypatch
+    site,
 ):
-    change_labels(site, monkeypatch, lambda labels: labels.update(app="research"))
+    change_labels(site, lambda labels: labels.update(app="research"))
     async with site.manager() as service:
         operator = FrameworkController(site.config)
         site.store.create(FRAMEWORKS, "default", operator.render("default", site.settings()))
@@ -66,8 +60,8 @@ async def test_a_job_whose_labels_the_cluster_changes_is_refused_although_the_fi
         await until(site.is_clean, "nothing is left", DEADLINE_S)
 
 
-async def test_labels_that_the_cluster_adds_change_nothing(site, monkeypatch):
-    change_labels(site, monkeypatch, lambda labels: labels.update(team="a"))
+async def test_labels_that_the_cluster_adds_change_nothing(site):
+    change_labels(site, lambda labels: labels.update(team="a"))
     async with site.manager() as service:
         await service.submit(site.settings())
         await site.is_running()

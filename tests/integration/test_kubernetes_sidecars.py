@@ -1,54 +1,33 @@
 """Jobs whose pods a sidecar of the cluster keeps running after their tasks have ended."""
 
-from dataclasses import replace
-
-import kube_definitions as definitions
 import pytest
 from deadlines import DEADLINE_S
-from kube_operators import PYTORCH_JOBS, TF_JOBS
-from kube_site import a_site
-from kube_store import DEFINITIONS, JOBS, PODS
+from kube_store import PODS
+from kubeflow_site import CONFIGS, KINDS, a_kubeflow_site
 from real_experiment import until
 
 pytest.importorskip("kubernetes")
 
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.kubernetes import backend
-from nni_manager.training_services.kubernetes.section import KubernetesConfig, NfsStorage, RoleConfig
 from trial_keeper.wire.reasons import ExitReason
-
-NFS = NfsStorage("nas", "/nni")
-WORKER = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100)
-CONFIGS = {
-    "tf-operator": KubernetesConfig("tf-operator", NFS, (WORKER, replace(WORKER, name="ps")), "v1"),
-    "pytorch-operator": KubernetesConfig(
-        "pytorch-operator", NFS, (WORKER, replace(WORKER, name="master")), "v1"
-    ),
-    "job": KubernetesConfig("job", NFS, (WORKER,), "v1"),
-}
-KINDS = {"tf-operator": TF_JOBS, "pytorch-operator": PYTORCH_JOBS, "job": JOBS}
 
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    with a_site(tmp_path, monkeypatch) as site:
-        for each in definitions.OF_KUBEFLOW:
-            site.store.create(DEFINITIONS, "", each)
-        site.config = CONFIGS["job"]
+    with a_kubeflow_site(tmp_path, monkeypatch) as site:
         yield site
 
 
-def add_sidecar(site, monkeypatch, command="exec sleep 100"):
+def add_sidecar(site, command="exec sleep 100"):
     """Add a container to each new pod, as Istio's webhook does."""
-    sidecar = {"name": "istio-proxy", "image": "istio/proxyv2:1", "command": ["sh", "-c", command]}
-    create = site.store.create
 
-    def create_with_sidecar(kind, namespace, body, **options):
+    def webhook(kind, document):
         if kind is PODS:
-            body = body | {"spec": body["spec"] | {"containers": [sidecar, *body["spec"]["containers"]]}}
-        return create(kind, namespace, body, **options)
+            sidecar = {"name": "istio-proxy", "image": "istio/proxyv2:1", "command": ["sh", "-c", command]}
+            document["spec"]["containers"].insert(0, sidecar)
 
-    monkeypatch.setattr(site.store, "create", create_with_sidecar)
+    site.store.webhooks.append(webhook)
 
 
 def phases(site):
@@ -63,7 +42,7 @@ async def test_the_manager_ends_a_job_whose_tasks_have_ended_and_whose_pods_a_si
     site, monkeypatch, caplog, kubernetes, script, exit_code
 ):
     monkeypatch.setattr(backend, "_SIDECAR_GRACE_S", 0.1)
-    add_sidecar(site, monkeypatch)
+    add_sidecar(site)
     site.config = CONFIGS[kubernetes]
     site.runs(script)
     async with site.manager() as service:
@@ -81,7 +60,7 @@ async def test_the_manager_ends_a_job_whose_tasks_have_ended_and_whose_pods_a_si
 
 async def test_a_failed_task_beside_a_sidecar_ends_the_job_although_other_tasks_run(site, monkeypatch):
     monkeypatch.setattr(backend, "_SIDECAR_GRACE_S", 0.1)
-    add_sidecar(site, monkeypatch)
+    add_sidecar(site)
     site.config = CONFIGS["pytorch-operator"]
     site.runs('[ "$TRIAL_KEEPER_ROLE" = worker ] || exec sleep 100; exit 31')
     async with site.manager() as service:
@@ -92,7 +71,7 @@ async def test_a_failed_task_beside_a_sidecar_ends_the_job_although_other_tasks_
 
 async def test_the_operator_ends_a_job_whose_sidecar_ends_after_its_task(site, monkeypatch):
     monkeypatch.setattr(backend, "_SIDECAR_GRACE_S", 10 * DEADLINE_S)
-    add_sidecar(site, monkeypatch, f"while [ ! -e {site.folder}/over ]; do sleep 0.05; done")
+    add_sidecar(site, f"while [ ! -e {site.folder}/over ]; do sleep 0.05; done")
     site.runs(f"touch {site.folder}/over; exit 31")
     async with site.manager() as service:
         await service.submit(site.settings())
@@ -103,7 +82,7 @@ async def test_the_operator_ends_a_job_whose_sidecar_ends_after_its_task(site, m
 
 async def test_a_job_whose_tasks_ended_without_a_manager_ends_although_a_sidecar_runs(site, monkeypatch):
     monkeypatch.setattr(backend, "_SIDECAR_GRACE_S", 0.1)
-    add_sidecar(site, monkeypatch)
+    add_sidecar(site)
     site.runs(f"while [ ! -e {site.folder}/over ]; do sleep 0.05; done; exit 31")
     async with site.manager() as first:
         await first.submit(site.settings())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nni_manager.client import output, watch
-from nni_manager.client.results import duration_s, parsed
+from nni_manager.client.results import PARAMETER_PREFIX, duration_s, parsed
 from nni_manager.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ DEFAULT_COLUMNS = ("no.", "trial", "state", "value", "time", "parameters")
 _NUMBERS = ("no.", "value", "time")
 _METRIC_PREFIX = "value/"
 """Before the name of an entry of results, as in the columns of a CSV export."""
-_PARAMETER_PREFIX = "parameter/"
-"""Before the name of a parameter that another column has, as in the columns of a CSV export."""
 
 
 # What a column sorts by. Any other column is a parameter, or a number of the trials' results.
@@ -136,7 +134,7 @@ def _check(trials: Sequence[Trial], column: str, option: str) -> None:
     if column in _KEYS:
         return
     names = _names_of_parameters(trials)
-    name = column if column in names else column.removeprefix(_PARAMETER_PREFIX)
+    name = column if column in names else column.removeprefix(PARAMETER_PREFIX)
     metrics = dict.fromkeys(name for each in trials for name in each.get("metrics", ()))
     nested = [each for each in names if each.endswith(f"/{name}")] if name not in names else []
     if len(nested) > 1:
@@ -145,7 +143,7 @@ def _check(trials: Sequence[Trial], column: str, option: str) -> None:
         )
     if name not in names and not nested and column.removeprefix(_METRIC_PREFIX) not in metrics:
         own = (_METRIC_PREFIX + name if name in _KEYS or name in names else name for name in metrics)
-        parameters = (_PARAMETER_PREFIX + name if name in _KEYS else name for name in names)
+        parameters = (PARAMETER_PREFIX + name if name in _KEYS else name for name in names)
         known = ", ".join((*_KEYS, *parameters, *own))
         raise UserError(f"cannot use {option} {column!r}: there is no such column; write one of {known}")
 
@@ -170,7 +168,7 @@ def _further(trial: Trial) -> dict[str, Any]:
     return {
         **prefixed,
         **metrics,
-        **{_PARAMETER_PREFIX + name: each for name, each in named.items()},
+        **{PARAMETER_PREFIX + name: each for name, each in named.items()},
         **named,
     }
 

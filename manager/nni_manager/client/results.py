@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _COLUMNS = ("trialJobId", "value", "intermediate")
+PARAMETER_PREFIX = "parameter/"
+"""Before the name of a parameter that another column has."""
 NO_RESULT = object()
 """In place of a final result: the trial has none that counts."""
 
@@ -69,7 +71,7 @@ def flat_columns(
     values = dict.fromkeys(["value", *(name for _, result in rows for name in result)])
     parameters = dict.fromkeys(name for given, _ in rows for name in given)
     taken = {*_COLUMNS, *reserved, *values}
-    named = {name: f"parameter/{name}" if name in taken else name for name in parameters}
+    named = {name: PARAMETER_PREFIX + name if name in taken else name for name in parameters}
     made = [
         {"trialJobId": trial_id} | {named[name]: value for name, value in given.items()} | result
         for (trial_id, _, _), (given, result) in zip(results, rows, strict=True)

@@ -145,12 +145,10 @@ class ObservedObjects:
         message = self._message_of(job_id, verdict)
         cause = "" if stop_was_asked else self.cause(job_id, verdict.pod) or verdict.cause
         preempted = self.preempted_pod(job_id)
-        if (
-            preempted is None
-            and exit_code != 0
-            and (preempted := self._preempted_pod_of(resource)) is not None
-        ):
-            cause = cause or ("" if stop_was_asked else _PREEMPTED.format(preempted))
+        if preempted is None and exit_code != 0:
+            preempted = self._preempted_pod_of(resource)
+            if preempted is not None and not stop_was_asked:
+                cause = cause or _PREEMPTED.format(preempted)
         if preempted is not None:
             # Whatever the exit code: training code may use the grace period to end without an error.
             exit_code, reason = None, ExitReason.PREEMPTED
