@@ -23,8 +23,9 @@ from table import Row, render
 from nni_manager.client.hub_folder import hub_folder
 from nni_manager.client.manager_client import ManagerClient
 from nni_manager.domain.objectives import MAXIMIZE
-from nni_manager.store.folders import ManagerProcess, Registry
+from nni_manager.store.folders import ManagerProcess
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.registry import Registry
 
 EXPERIMENTS = 200
 TRIALS = 1_000

@@ -19,7 +19,7 @@ from made_tuner import made_tuner
 from real_experiment import RealExperiment
 from table import Row, render
 
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 from nni_manager.tuner.base import BaseTuner, PastTrial
 
 LISTED = 10_000

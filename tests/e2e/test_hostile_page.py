@@ -13,7 +13,7 @@ from made_experiment import made_experiment
 from served_hub import served_hub
 
 from nni_manager.hub import api as hub_api
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 
 pytestmark = [pytest.mark.smoke, pytest.mark.any_machine, needs_chromium]
 

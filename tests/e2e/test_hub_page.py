@@ -13,7 +13,7 @@ from real_experiment import wait_until
 from user_home import BIN, environ_of, left_in, processes_with
 
 from nni_manager.domain.remarks import Remarks
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 from nni_manager.store.rows import remarks_row
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]

@@ -12,7 +12,7 @@ from nni_manager.client.experiments import known_experiments
 from nni_manager.engine.profiles import configuration_view
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.experiment import Experiment, ExperimentConfig
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 
 TRAIN = """
 import nni_sdk as nni

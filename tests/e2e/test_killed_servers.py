@@ -20,8 +20,8 @@ from playwright.sync_api import TimeoutError
 from real_experiment import wait_until
 from user_home import left_in, processes_with, run_nnictl
 
-from nni_manager.store.folders import Registry
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.registry import Registry
 
 pytestmark = [needs_chromium, pytest.mark.timeout(400)]
 

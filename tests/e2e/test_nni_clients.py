@@ -170,7 +170,8 @@ else:
 REGISTER = """
 import sys
 from pathlib import Path
-from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.registry import Registry
 Registry.of_user().add(ExperimentFolder(Path(sys.argv[1])))
 """
 REPORTS = """

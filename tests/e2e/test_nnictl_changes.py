@@ -15,8 +15,9 @@ from void_service import Void, an_engine, start
 from nni_manager.cli import main
 from nni_manager.cli.experiment_commands import to_json
 from nni_manager.engine import engine as engine_module
-from nni_manager.store.folders import ManagerProcess, Registry
+from nni_manager.store.folders import ManagerProcess
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.registry import Registry
 from nni_manager.support.http_server import HttpServer, listen
 from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.base import JobEnded

@@ -19,7 +19,7 @@ from user_home import BIN, environ_of, left_in, processes_of
 from nni_manager.client.experiments import known_experiment
 from nni_manager.errors import UserError
 from nni_manager.experiment import Experiment
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 
 MODULE = """\
 import os

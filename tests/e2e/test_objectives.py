@@ -17,7 +17,7 @@ from nni_manager.cli import main
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.experiment import Experiment
 from nni_manager.experiment.queries import StartedExperiment
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 from nni_sdk.records import decode
 
 # A larger x gives a higher accuracy and a longer latency. Trial 0 violates the constraint, and the result of trial 1 has no

@@ -7,7 +7,7 @@ from nginx import nginx
 from served_hub import served_hub
 from tls_files import issue
 
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 from nni_manager.support.web_server_options import WebServerOptions
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]

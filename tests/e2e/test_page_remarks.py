@@ -6,7 +6,7 @@ from free_ports import free_port_pair
 from made_experiment import made_experiment, served_view, write
 
 from nni_manager.domain.remarks import Remarks
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 from nni_manager.store.rows import remarks_row
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]

@@ -23,7 +23,7 @@ from nni_manager.client.experiments import known_experiment
 from nni_manager.errors import UserError
 from nni_manager.experiment import Experiment, RunMode
 from nni_manager.experiment.data import TrialResult
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 
 GOOD = """\
 import nni_sdk

@@ -7,8 +7,8 @@ from browser import Visit, chromium, expect, needs_chromium
 from made_experiment import made_experiment, made_trial, write
 
 from nni_manager.cli import main
-from nni_manager.store.folders import Registry
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.registry import Registry
 from nni_manager.store.rows import trial_row
 from nni_manager.web import report
 

@@ -16,7 +16,7 @@ from free_ports import free_port_pair
 from real_experiment import RealExperiment, wait_until
 from user_home import BIN, environ_of, left_in, processes_of
 
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 
 pytestmark = pytest.mark.any_machine
 

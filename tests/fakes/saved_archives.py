@@ -11,7 +11,8 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import TrialRun
-from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.registry import Registry
 from nni_manager.store.rows import attempt_row, experiment_row, remarks_row, trial_row
 from nni_manager.store.writer import Store
 from trial_keeper.wire.messages import AttemptKey

@@ -12,7 +12,8 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import AttemptIngest
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import TrialRun
-from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
+from nni_manager.store.folders import ExperimentFolder, ManagerProcess
+from nni_manager.store.registry import Registry
 from nni_manager.store.rows import experiment_row, trial_row
 from nni_manager.store.writer import Store
 from trial_keeper import __version__

@@ -21,7 +21,7 @@ from lost_machine import (
 from replaced_files import FORMS, in_groups, resume_and_restore, without_roots_privilege
 from user_home import BIN, environ_of
 
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 
 pytestmark = pytest.mark.timeout(1200 if IS_THOROUGH else 300)
 

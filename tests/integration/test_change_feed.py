@@ -115,9 +115,9 @@ def test_a_client_that_loads_windows_receives_no_rows_if_the_number_of_changed_r
 
 def test_a_row_is_serialised_once_per_change_of_its_trial(a_snapshot, monkeypatch):
     written = []
-    row_view = change_feed.serializers.row_view
+    row_view = change_feed.row_view
     monkeypatch.setattr(
-        change_feed.serializers, "row_view", lambda trial: written.append(trial.trial_id) or row_view(trial)
+        change_feed, "row_view", lambda trial: written.append(trial.trial_id) or row_view(trial)
     )
     for number in range(50):
         begin(a_snapshot.experiment, number)

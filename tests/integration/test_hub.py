@@ -18,8 +18,8 @@ from strangers import session_of_another_user
 
 from nni_manager.hub import forward
 from nni_manager.store.errors import StoreBusy
-from nni_manager.store.folders import Registry
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.registry import Registry
 
 ROOT = "/api/v1/nni"
 # The trial reports once, and then waits until a signal ends it.

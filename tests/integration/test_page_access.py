@@ -14,7 +14,8 @@ from made_experiment import made_experiment, served_view
 from served_hub import served_hub
 from tls_files import issue
 
-from nni_manager.store.folders import ManagerProcess, Registry
+from nni_manager.store.folders import ManagerProcess
+from nni_manager.store.registry import Registry
 from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.web.api import ManagerApi
 from nni_manager.web.files import FOLDER, PLACES, Files

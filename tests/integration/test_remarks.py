@@ -12,8 +12,8 @@ from real_experiment import wait_until
 from nni_manager.cli import main
 from nni_manager.domain.remarks import Remarks
 from nni_manager.experiment.queries import StartedExperiment
-from nni_manager.store.folders import Registry
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.registry import Registry
 
 GATED = """
 import os, time

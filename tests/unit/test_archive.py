@@ -18,8 +18,9 @@ from nni_manager.config.search_space import parse_search_space
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.engine.tokens import api_token_of
 from nni_manager.errors import UserError
-from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.registry import Registry
 from nni_manager.training_services.platform import Locations
 from nni_manager.tuner.base import PastTrial
 from nni_manager.tuner.registry import make_tuner

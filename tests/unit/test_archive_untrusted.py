@@ -23,7 +23,7 @@ from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store import untrusted_store
 from nni_manager.store.copying import copy_store
 from nni_manager.store.errors import StoreUnusable
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 from nni_manager.store.untrusted_store import StoreTooLarge, copy_tables, shape_of_json
 from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.platform import Locations

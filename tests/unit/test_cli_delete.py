@@ -13,7 +13,7 @@ from stored_experiments import a_process_of, finished
 from nni_manager.client.remains import remains_of
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 from nni_manager.store.rows import experiment_row, job_row
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 

@@ -20,8 +20,9 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.profiles import metadata_view, stored_metadata_view
 from nni_manager.engine.snapshot import ExperimentSnapshot
-from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.registry import Registry
 from nni_manager.store.rows import experiment_row, trial_row
 from trial_keeper.wire.reasons import ExitReason
 

@@ -20,7 +20,8 @@ from nni_manager.domain.ingest import AttemptIngest
 from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import NO_FINAL_RESULT, TrialRun
-from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.registry import Registry
 from nni_manager.store.rows import experiment_row, remarks_row, trial_row
 from nni_sdk.frame import encode
 from trial_keeper import __version__

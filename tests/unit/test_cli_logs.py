@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from nni_manager.cli import log_commands, main
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.trial import Trial, TrialState
-from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.registry import Registry
 from nni_manager.store.rows import attempt_row, trial_row
 from nni_manager.store.writer import Store
 from trial_keeper.wire.messages import AttemptKey, Stream

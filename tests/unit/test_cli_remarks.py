@@ -12,8 +12,9 @@ from nni_manager.cli import main
 from nni_manager.domain.remarks import Remarks
 from nni_manager.errors import UserError
 from nni_manager.experiment.queries import StartedExperiment
-from nni_manager.store.folders import ManagerProcess, Registry
+from nni_manager.store.folders import ManagerProcess
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.registry import Registry
 from nni_manager.store.rows import remarks_row, trial_row
 from nni_manager.store.writer import Store
 from trial_keeper import __version__

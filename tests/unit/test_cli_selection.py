@@ -12,7 +12,7 @@ from stored_experiments import finished
 from nni_manager.cli import options
 from nni_manager.client.experiments import register, resolve
 from nni_manager.errors import NniManagerError
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 
 pytestmark = pytest.mark.usefixtures("state_home")
 

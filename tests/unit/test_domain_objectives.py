@@ -20,7 +20,7 @@ from nni_manager.domain.objectives import (
 from nni_manager.domain.pareto import ParetoFront, dominates
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import TrialRun
-from nni_manager.engine.serializers import row_view
+from nni_manager.engine.trial_rows import row_view
 
 TWO = Objectives(
     (Objective("accuracy", "maximize"), Objective("latency_ms", "minimize")),

@@ -15,7 +15,7 @@ from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.errors import UserError
 from nni_manager.experiment import Experiment, ExperimentConfig
 from nni_manager.experiment.objective import ObjectiveFunction
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 from nni_manager.training_services.platform import platform_of
 
 MODULE = """\

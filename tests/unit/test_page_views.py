@@ -31,7 +31,6 @@ from nni_manager.engine.serializers import (
     message_of,
     ms,
     provenance_view,
-    row_view,
     summary_view,
     trial_view,
     usage_samples_view,
@@ -39,6 +38,7 @@ from nni_manager.engine.serializers import (
     whole_trial_view,
 )
 from nni_manager.engine.snapshot import ExperimentSnapshot, KeeperSeen
+from nni_manager.engine.trial_rows import row_view
 from nni_manager.store.rows import SeenJob, UsageRow
 from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.openpai.section import PaiConfig

@@ -23,7 +23,8 @@ from nni_manager.experiment import progress as progress_module
 from nni_manager.experiment.data import PandasMissing, TrialMetricData, frame_of
 from nni_manager.experiment.progress import NotebookView, is_in_notebook
 from nni_manager.experiment.queries import NotStarted
-from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.registry import Registry
 from nni_manager.store.writer import Store
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import TrialRun
 from nni_manager.engine.page_text import number_in, number_text, shown_number, words_of
-from nni_manager.engine.serializers import row_view
 from nni_manager.engine.trial_query import COLUMNS, AxisFilter, Comparison, Query, flat, parameter_text
+from nni_manager.engine.trial_rows import row_view
 from nni_manager.web.trial_window_routes import conditions_of
 from trial_keeper.wire.reasons import ExitReason
 

@@ -9,7 +9,7 @@ from nni_manager.client.warm_start import MAX_AUTOMATIC, MAX_OF_FRONT, with_warm
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 from nni_manager.store.rows import experiment_row
 
 SPACE = {

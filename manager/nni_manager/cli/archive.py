@@ -38,8 +38,9 @@ from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.errors import InternalError, UserError
 from nni_manager.store.copying import copy_store
 from nni_manager.store.errors import TableMissing
-from nni_manager.store.folders import ExperimentExists, ExperimentFolder, Registry
+from nni_manager.store.folders import ExperimentExists, ExperimentFolder
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.registry import Registry
 from nni_manager.store.torn_files import NOT_WHOLE
 from nni_manager.store.untrusted_store import copy_tables
 from nni_manager.support.plain_text import escaped

@@ -28,7 +28,7 @@ from nni_manager.client.results import finite, flat_columns, parsed
 from nni_manager.domain.provenance import code_at
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.store import leftover_jobs
-from nni_manager.store.folders import Registry, corrupt_entries, latest_first
+from nni_manager.store.registry import Registry, corrupt_entries, latest_first
 from nni_manager.trackers import TRACKERS
 
 if TYPE_CHECKING:

@@ -171,7 +171,7 @@ def start_options(command: Command) -> Command:
 
 def complete_experiment(_: click.Context, __: click.Parameter, prefix: str) -> list[str]:
     """The ids of this user's experiments that start with the given text, for shell completion."""
-    from nni_manager.store.folders import Registry
+    from nni_manager.store.registry import Registry
 
     ids = [folder.experiment_id for folder in Registry.of_user().all() if folder.path.is_dir()]
     return [each for each in ids if each.startswith(prefix)]

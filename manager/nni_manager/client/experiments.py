@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nni_manager.client.manager_client import ManagerClient, ManagerRefusal, ManagerUnresponsive
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store import folders
+from nni_manager.store.registry import Registry, served_by
 from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.safe_open import is_safe_name
 
@@ -171,7 +172,7 @@ class KnownExperiment:
             known |= {"status": "UNREADABLE", "problem": str(error)}
         if self.problem:
             known |= {"problem": self.problem} | ({} if self.manager else {"status": "UNREADABLE"})
-        return known | folders.served_by(self.folder, self.manager, self.view, known.get("tags", ()))
+        return known | served_by(self.folder, self.manager, self.view, known.get("tags", ()))
 
 
 def _managers_by_folder() -> dict[Path, folders.ManagerProcess]:
@@ -241,7 +242,7 @@ def known_experiments() -> list[KnownExperiment]:
     """All experiments of this user that have a folder or a manager, by id."""
     # Deleted folders stay in the registry; the cache scans the processes once for all of them.
     managers = managers_once()
-    found = [known_experiment(folder, managers) for folder in folders.Registry.of_user().all()]
+    found = [known_experiment(folder, managers) for folder in Registry.of_user().all()]
     return [known for known in found if known is not None]
 
 
@@ -267,7 +268,7 @@ def resolve(given: str | None) -> KnownExperiment:
         running = [each for each in known if each.manager is not None]
         readable = [each for each in known if not each.problem]
         if not running and readable:
-            registry = folders.Registry.of_user()
+            registry = Registry.of_user()
             return max(readable, key=lambda each: registry.added_at_s(each.experiment_id))
         if not running:
             raise folders.ExperimentUnknown("cannot find an experiment; start one with `nnictl create FILE`")
@@ -278,7 +279,7 @@ def resolve(given: str | None) -> KnownExperiment:
         return running[0]
     matching = match_prefix(given, known)
     if not matching:
-        corrupt = folders.Registry.of_user().spoilt()
+        corrupt = Registry.of_user().spoilt()
         if given in corrupt:
             raise UserError(corrupt[given])
         if (owner := _with_trial(given, known)) is not None:
@@ -316,7 +317,7 @@ def register(path: Path, given: str | None) -> str:
         raise UserError(
             f"cannot find experiment {given!r} in {path}: it has experiment {folder.experiment_id}; use that id, or leave it out"
         )
-    registry = folders.Registry.of_user()
+    registry = Registry.of_user()
     for other in registry.all():
         if other.experiment_id == folder.experiment_id and other.has_database():
             if other.path.samefile(path):

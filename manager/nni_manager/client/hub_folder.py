@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import secrets
 
-from nni_manager.store.folders import ExperimentFolder, state_of_user
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.registry import state_of_user
 
 PROGRAM = "nni_manager.hub"
 """The module that the server runs."""

@@ -24,7 +24,8 @@ from nni_manager.client.preflight import ports_are_free
 from nni_manager.config.key_names import key_of
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import CANNOT_LISTEN, NniManagerError, UserError
-from nni_manager.store.folders import ExperimentExists, ExperimentFolder, ManagerProcess, Registry
+from nni_manager.store.folders import ExperimentExists, ExperimentFolder, ManagerProcess
+from nni_manager.store.registry import Registry
 from nni_manager.support.plain_text import escaped
 from nni_manager.support.web_server_options import WebServerOptions
 from trial_keeper.frozen_dataclass import dataclass

@@ -18,7 +18,8 @@ from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, M
 from nni_manager.client.manager_process import READY_TIMEOUT_S, reap
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import NniManagerError, RetryableError, UserError
-from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
+from nni_manager.store.folders import ExperimentFolder, ManagerProcess
+from nni_manager.store.registry import Registry
 from trial_keeper.processes import ProcessIdentity, open_pidfd, terminate
 
 _POLL_S = 0.05

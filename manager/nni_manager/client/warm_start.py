@@ -26,8 +26,8 @@ from nni_manager.config.model import ExperimentSpec, PriorPoint
 from nni_manager.config.search_space import paths_of
 from nni_manager.engine.trial_sample import even
 from nni_manager.errors import NniManagerError, UserError
-from nni_manager.store.folders import Registry
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.registry import Registry
 
 MAX_AUTOMATIC = 5
 """How many experiments `auto` uses, the newest first."""

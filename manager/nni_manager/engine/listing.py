@@ -4,7 +4,8 @@ from typing import Any
 
 from nni_manager.engine.profiles import stored_metadata_view
 from nni_manager.errors import NniManagerError
-from nni_manager.store.folders import ExperimentFolder, Registry, corrupt_entries, latest_first, served_by
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.registry import Registry, corrupt_entries, latest_first, served_by
 
 
 def experiments_view(own: ExperimentFolder) -> list[dict[str, Any]]:

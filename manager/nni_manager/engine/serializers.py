@@ -15,7 +15,6 @@ from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.leaderboard import TOP_TRIALS
 from nni_manager.domain.learning_curve import StoredMark
 from nni_manager.domain.message_summary import how_it_ended, message_summary, why_it_ended
-from nni_manager.domain.metrics import numbers_in, reward
 from nni_manager.domain.objectives import violated
 from nni_manager.domain.provenance import AttemptEnvironment, CodeVersion, code_at
 from nni_manager.domain.transports import Transport
@@ -140,7 +139,7 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "reason": trial.run.reason and trial.run.reason.value,
             "exitCode": trial.run.exit_code,
             "how": trial.run.reason and how_it_ended(trial.run.reason.value, trial.run.exit_code),
-            "why": _why(trial),
+            "why": why_of(trial),
             "message": message_of(snapshot, trial),
             "warning": trial.warning,
             "attempt": trial.run.attempt,
@@ -213,100 +212,11 @@ def provenance_view(
     }
 
 
-# A table of ten thousand rows shows one line of a trial's texts.
-_MAX_CELL = 256
-_MAX_MESSAGE = 300
-# The maximum number of names of a metric that are shown as columns.
-_MAX_METRICS = 20
 # A reused job may run thousands of trials; only the latest are shown.
 _TRIALS_OF_JOB = 20
 
 
-def row_view(trial: Trial) -> dict[str, Any]:
-    """One row of a table of all trials: small, and without values that change over time by themselves."""
-    parameters = row_parameters(trial)
-    reason = trial.run.reason and trial.run.reason.value
-    row = {
-        "id": trial.trial_id,
-        "seq": trial.sequence_id,
-        "state": trial.state.value,
-        "status": trial.state.nni_status,
-        "parameters": parameters,
-        "value": trial.run.value,
-        "latest": latest_of(trial),
-        "count": trial.run.intermediate_count,
-        "submit": ms(trial.created_at_s),
-        "start": ms(trial.run.started_at_s),
-        "end": ms(trial.run.ended_at_s),
-        "reason": reason,
-        "exitCode": trial.run.exit_code,
-        "message": row_message(trial),
-        "attempt": trial.run.attempt,
-        "customized": trial.is_customized,
-    }
-    if not trial.run.is_feasible:
-        row["infeasible"] = True
-    if trial.stopping_since_s is not None:
-        row["stoppingSince"] = ms(trial.stopping_since_s)
-    if why := _why(trial):
-        row["why"] = why[:_MAX_MESSAGE]
-    if trial.remarks.tags:
-        row["tags"] = list(trial.remarks.tags)
-    if note := row_note(trial):
-        row["note"] = note
-    if trial.warning:
-        row["warning"] = trial.warning.partition("\n")[0][:_MAX_MESSAGE]
-    if metrics := row_metrics(trial):
-        row["metrics"] = metrics
-    return row if parameters == trial.parameters else row | {"cut": True}
-
-
-def row_parameters(trial: Trial) -> dict[str, Any]:
-    """The parameters in a row: long values are truncated."""
-    return {name: _cell(value) for name, value in trial.parameters.items()}
-
-
-def latest_of(trial: Trial) -> float | None:
-    """The number of the newest intermediate result: that of the first objective, or the result itself."""
-    if trial.run.intermediate is None:
-        return None
-    named = reward(trial.run.intermediate, trial.metrics[0])
-    return reward(trial.run.intermediate) if named is None else named
-
-
-def row_message(trial: Trial) -> str:
-    """The most informative line of the trial's message."""
-    if not trial.run.message:
-        return ""
-    reason = trial.run.reason.value if trial.run.reason else ""
-    return message_summary(reason, trial.run.message, trial.run.exit_code)[:_MAX_MESSAGE]
-
-
-def row_note(trial: Trial) -> str:
-    """The first line of the trial's note."""
-    return trial.remarks.note.partition("\n")[0][:_MAX_MESSAGE]
-
-
-def row_metrics(trial: Trial) -> dict[str, float]:
-    """The numbers of a final result that is a dict: those of objectives and constraints, then others, up to a limit.
-
-    `default` is left out where it is the first objective.
-    """
-    if trial.result is None:
-        return {}
-    return numbers_in(
-        trial.result, _MAX_METRICS, trial.metrics, without_default=trial.metrics[0] == "default"
-    )
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, (int, float)) or value is None:
-        return value
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return value if len(text) <= _MAX_CELL else f"{text[:_MAX_CELL]}…"
-
-
-def _why(trial: Trial) -> str:
+def why_of(trial: Trial) -> str:
     """The reason for the trial's end in one line; empty if it succeeded without a problem."""
     if trial.run.reason is None or trial.run.reason is ExitReason.SUCCEEDED:
         return message_summary("", trial.run.message)

@@ -14,14 +14,8 @@ from nni_manager.engine.page_text import (
     value_text,
     words_of,
 )
-from nni_manager.engine.serializers import (
-    latest_of,
-    ms,
-    row_message,
-    row_metrics,
-    row_note,
-    row_parameters,
-)
+from nni_manager.engine.serializers import ms
+from nni_manager.engine.trial_rows import latest_of, row_message, row_metrics, row_note, row_parameters
 from trial_keeper.frozen_dataclass import dataclass
 
 Simple: TypeAlias = str | float | bool | None

@@ -32,7 +32,7 @@ from nni_manager.experiment.objective import ObjectiveFunction
 from nni_manager.experiment.progress import NOTEBOOK_INTERVAL_S, LogTail, NotebookView, is_in_notebook
 from nni_manager.experiment.queries import NotStarted, StartedExperiment, in_python_terms, known_by_id
 from nni_manager.experiment.stored_config import store_login
-from nni_manager.store.folders import Registry
+from nni_manager.store.registry import Registry
 from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.platform import platform_of
 

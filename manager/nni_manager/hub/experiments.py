@@ -14,14 +14,9 @@ from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.objectives import Objective
 from nni_manager.engine.listing import line_of
 from nni_manager.errors import NniManagerError
-from nni_manager.store.folders import (
-    ExperimentFolder,
-    FolderUnreadable,
-    Registry,
-    corrupt_entries,
-    latest_first,
-)
+from nni_manager.store.folders import ExperimentFolder, FolderUnreadable
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.registry import Registry, corrupt_entries, latest_first
 from trial_keeper.frozen_dataclass import dataclass
 
 SPARKLINE_POINTS = 40

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.local_openpai.settings import Options
 from nni_manager.startup import open_files
-from nni_manager.store.folders import state_of_user
 from nni_manager.store.owner_lock import OwnerLock, opened
+from nni_manager.store.registry import state_of_user
 from nni_manager.store.unusable_files import why_unusable
 from nni_manager.support.loopback_auth import VerifiedConnection
 from trial_keeper import __version__

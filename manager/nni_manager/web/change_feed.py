@@ -16,6 +16,7 @@ from itertools import islice
 
 from nni_manager.engine import serializers
 from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.engine.trial_rows import row_view
 from nni_manager.web.json_encoding import to_json
 from trial_keeper.frozen_dataclass import dataclass
 
@@ -142,6 +143,6 @@ class ChangeFeed:
         revision = snapshot.experiment.change_log.of(trial_id)
         known = self._rows.get(trial_id)
         if known is None or known[0] != revision:
-            known = revision, to_json(serializers.row_view(snapshot.experiment.trials[trial_id]))
+            known = revision, to_json(row_view(snapshot.experiment.trials[trial_id]))
             self._rows[trial_id] = known
         return known[1]

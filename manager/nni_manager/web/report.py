@@ -20,6 +20,7 @@ from typing import Any
 from nni_manager.engine import profiles, serializers
 from nni_manager.engine.importance import importance_of
 from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.engine.trial_rows import row_view
 from nni_manager.engine.trial_sample import even, sampled
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
@@ -124,7 +125,7 @@ def _documents(folder: ExperimentFolder) -> dict[str, Any]:
             "version": "",
             "reset": True,
             "summary": summary,
-            "trials": [serializers.row_view(trial) for trial in trials],
+            "trials": [row_view(trial) for trial in trials],
         },
         "profile": profiles.profile_view(snapshot),
         "configuration": profiles.configuration_view(snapshot),

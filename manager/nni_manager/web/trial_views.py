@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Any
 
 from nni_manager.domain.trial import Trial
-from nni_manager.engine import serializers
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.trial_query import Query, names_in, parameter_text
+from nni_manager.engine.trial_rows import row_view
 from nni_manager.engine.trial_sample import sampled
 from nni_manager.web.json_encoding import to_json
 
@@ -112,10 +112,7 @@ class TrialViews:
             if first:
                 await asyncio.sleep(0)
             trials = self._snapshot().experiment.trials
-            rows = [
-                to_json(serializers.row_view(trials[trial_id]))
-                for trial_id in ids[first : first + _ROWS_AT_ONCE]
-            ]
+            rows = [to_json(row_view(trials[trial_id])) for trial_id in ids[first : first + _ROWS_AT_ONCE]]
             yield (b"," if first else b"") + b",".join(rows)
         yield b"]}"
 
