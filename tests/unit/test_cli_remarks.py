@@ -209,10 +209,16 @@ def test_the_python_api_changes_tags_and_notes_of_an_ended_experiment(ended):
 
 @pytest.mark.parametrize("trial_id", [None, 1, b"00001"])
 def test_the_python_api_refuses_a_trial_id_that_is_not_text(ended, trial_id):
-    with pytest.raises(
-        UserError, match=f"^cannot find trial {trial_id!r} in experiment TESTEXPT; `nnictl trial ls"
+    experiment = StartedExperiment("TESTEXPT")
+    message = f"^cannot find trial {trial_id!r} in experiment TESTEXPT; `nnictl trial ls"
+    for call in (
+        lambda: experiment.get_trial_job(trial_id),
+        lambda: experiment.tag_trial(trial_id, "keep"),
+        lambda: experiment.set_trial_note(trial_id, "late"),
     ):
-        StartedExperiment("TESTEXPT").get_trial_job(trial_id)
+        with pytest.raises(UserError, match=message):
+            call()
+    assert (experiment.tags, experiment.note) == ([], "")
 
 
 def test_a_later_manager_that_saves_a_trial_does_not_change_stored_tags(nnictl, ended):

@@ -16,6 +16,7 @@ from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult, read_results, results_of
 from nni_manager.config.search_space import parse_search_space
 from nni_manager.domain.objectives import MAXIMIZE, Objective, Objectives
+from nni_manager.domain.provenance import PROVENANCE
 
 SPACE = parse_search_space(
     {"lr": {"_type": "uniform", "_value": [0, 1]}, "net": {"_type": "choice", "_value": ["a", "b"]}}
@@ -111,6 +112,13 @@ def test_an_imported_result_may_be_a_number_or_a_dict_with_a_default_number(valu
     assert results_of([entry], SPACE, "TPE") == [
         PriorResult(PARAMETERS, 0.25, value if isinstance(value, str) else json.dumps(value))
     ]
+
+
+def test_a_full_export_can_be_imported() -> None:
+    remarks = {"tags": ["keep"], "note": "late", "onFront": True, "intermediate": [0.1, 0.25]}
+    entry = {"parameter": PARAMETERS, "value": 0.25, "trialJobId": "aB3dE"} | remarks
+    entry |= dict.fromkeys(PROVENANCE)
+    assert results_of([entry], SPACE, "TPE") == [PriorResult(PARAMETERS, 0.25, "0.25")]
 
 
 def test_each_error_contains_the_position_of_the_invalid_value_in_the_imported_results() -> None:

@@ -25,7 +25,7 @@ from nni_manager.client.experiments import (
     resolve,
 )
 from nni_manager.client.results import finite, flat_columns, parsed
-from nni_manager.domain.provenance import code_at
+from nni_manager.domain.provenance import PROVENANCE, code_at
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.store import leftover_jobs
 from nni_manager.store.registry import Registry, corrupt_entries, latest_first
@@ -322,10 +322,6 @@ def records_of(
             record["intermediate"] = intermediates.get(trial_id, [])
         record |= provenance.get(trial_id, {})
         yield record | {name: value for name, value in remarks.get(trial_id, {}).items() if value}
-
-
-PROVENANCE = ("gitCommit", "isDirty", "codeDigest", "host", "node", "python", "packages")
-"""The keys of what ran, in a record that has it."""
 
 
 def _provenance_of(reader: StoreReader) -> dict[str, Record]:

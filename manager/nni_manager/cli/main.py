@@ -94,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         output.error(
-            f"cannot use {error.filename or 'a file'}: {error.strerror or error}; fix that and try again"
+            f"cannot use {error.filename or 'a file or stdout'}: {error.strerror or error}; fix that and try again"
         )
         return 1
     return code if isinstance(code, int) else 0

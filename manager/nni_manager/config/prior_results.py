@@ -14,11 +14,12 @@ from typing import Any
 from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, key_of, shown
 from nni_manager.config.search_space import Path, SearchSpace
 from nni_manager.domain.objectives import MAXIMIZE, Objectives
+from nni_manager.domain.provenance import PROVENANCE
 from trial_keeper.frozen_dataclass import dataclass
 
 _EXAMPLE = '[{"parameter": {"lr": 0.1}, "value": 0.93}]'
 # Other keys of an export, with their names in later versions of NNI.
-_IGNORED = ("trialJobId", "id", "tags", "note", "onFront")
+_IGNORED = ("trialJobId", "id", "tags", "note", "onFront", "intermediate", *PROVENANCE)
 
 
 @dataclass(frozen=True, slots=True)

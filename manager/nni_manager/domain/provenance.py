@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from trial_keeper.frozen_dataclass import dataclass
 
+PROVENANCE = ("gitCommit", "isDirty", "codeDigest", "host", "node", "python", "packages")
+"""The keys of what ran, in a record of an export that has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class CodeVersion:

@@ -200,6 +200,7 @@ class StartedExperiment:
         Raises:
             UserError: no trial has this id, a tag has another form, or there would be more than 20.
         """
+        self.get_trial_job(trial_job_id)
         return list(self._change_remarks(trial_job_id, add=add, remove=remove).tags)
 
     def set_trial_note(self, trial_job_id: str, note: str) -> None:
@@ -208,6 +209,7 @@ class StartedExperiment:
         Raises:
             UserError: no trial has this id, or the note is too long.
         """
+        self.get_trial_job(trial_job_id)
         self._change_remarks(trial_job_id, note=note)
 
     # ---- changes of a running experiment
@@ -317,8 +319,6 @@ class StartedExperiment:
         if isinstance(remove, str):
             remove = (remove,)  # not its letters
         change = RemarksChange.of(add, remove, note)
-        if trial_id is not None:
-            self.get_trial_job(trial_id)
         return self._query(lambda known: change_remarks(known, change, trial_id))
 
     def _now(self) -> KnownExperiment:
