@@ -312,7 +312,12 @@ def _seen_by(entry, namespace, labels, fields):
     is_ = entry.type != "DELETED" and chosen(entry.after, labels, fields)
     if not was and not is_:
         return None
-    return {"type": "DELETED" if not is_ else "MODIFIED" if was else "ADDED", "object": entry.after}
+    shown = entry.after
+    if not is_ and entry.type != "DELETED":
+        # As the real server: an object that left the selection is shown as it was, with the version of the change.
+        version = {"resourceVersion": entry.after["metadata"]["resourceVersion"]}
+        shown = entry.before | {"metadata": entry.before["metadata"] | version}
+    return {"type": "DELETED" if not is_ else "MODIFIED" if was else "ADDED", "object": shown}
 
 
 class _Server(ThreadingHTTPServer):

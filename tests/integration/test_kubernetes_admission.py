@@ -48,16 +48,29 @@ async def test_a_job_whose_labels_the_cluster_changes_is_refused_and_deleted(sit
     assert not site.ends
 
 
+@pytest.mark.parametrize("label", ["app", "trialId"])
 async def test_a_job_whose_labels_the_cluster_changes_is_refused_although_the_first_answer_was_lost(
-    site,
+    site, label
 ):
-    change_labels(site, lambda labels: labels.update(app="research"))
+    change_labels(site, lambda labels: labels.update({label: "research"}))
     async with site.manager() as service:
         operator = FrameworkController(site.config)
         site.store.create(FRAMEWORKS, "default", operator.render("default", site.settings()))
         with pytest.raises(RequestInvalid, match="has changed it to 'research'"):
             await service.submit(site.settings())
         await until(site.is_clean, "nothing is left", DEADLINE_S)
+
+
+async def test_a_job_whose_labels_somebody_removes_while_it_runs_has_ended_and_is_deleted(site):
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        await site.is_running()
+        (found,) = site.store.list(FRAMEWORKS)
+        del found["metadata"]["labels"]["expId"]
+        site.store.replace(FRAMEWORKS, "default", found["metadata"]["name"], found)
+        await until(lambda: site.ends, "the job has ended", DEADLINE_S)
+        await until(site.is_clean, "nothing is left", DEADLINE_S)
+    assert "was deleted, but not by this manager" in site.ends[0].message
 
 
 async def test_labels_that_the_cluster_adds_change_nothing(site):

@@ -484,6 +484,9 @@ class KubernetesService(TrainingService):
         is_unknown = job.uid is None and not job.stop_is_asked
         lost = JobEnded(job.job_id, None, cause, ExitReason.JOB_LOST, True, pending_reason, is_unknown)
         self._end(job, lost)
+        if job.uid is not None and not job.stop_is_asked:
+            # A watch reports a resource whose labels were changed as deleted, too. Its pods would keep their GPUs.
+            self._calls.start_delete(job.job_id, job.name, job.uid)
 
     def _end(self, job: KubernetesJob, ended: JobEnded) -> None:
         if self._forget_job(job):

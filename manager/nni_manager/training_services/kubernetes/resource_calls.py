@@ -87,8 +87,14 @@ class ResourceCalls:
             made = self._cluster.get(resource, self._namespace, name)
             meta = made["metadata"]
             is_of_experiment = (meta.get("labels") or {}).get("expId") == self._experiment_id
-            # Two jobs of this experiment may share a name; the other's resource is deleted once that job has ended.
-            is_of_other_job = is_of_experiment and render.job_of(made) not in ("", settings.job_id)
+            # Two jobs of this experiment may share a name; the other's resource is deleted once that job has ended. A label with
+            # the id of a job that has another name was changed by the cluster.
+            owner = render.job_of(made)
+            is_of_other_job = (
+                is_of_experiment
+                and owner not in ("", settings.job_id)
+                and operator.name_of(self._experiment_id, owner) == name
+            )
             if "deletionTimestamp" in meta or meta["uid"] in self.doomed or is_of_other_job:
                 raise RetryableError(
                     f"cannot create {resource.kind} {name}: namespace {self._namespace} still has another one of that name; the "
