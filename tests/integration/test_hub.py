@@ -90,6 +90,15 @@ def test_the_hub_lists_all_experiments_with_their_learning_curves(hub, stored, r
     assert (curve["id"], curve["results"]) == ("TESTEXPT", 3)
 
 
+def test_an_unknown_address_of_the_hub_is_answered_with_that_of_its_description(hub):
+    unknown = hub.ask("GET", f"{ROOT}/absent")
+    assert unknown.status_code == 404
+    assert f"{ROOT}/openapi.json lists the paths" in unknown.json()["error"]
+    described = hub.get("/openapi.json")["paths"]
+    assert described[f"{ROOT}/all"].keys() == {"get", "post"}
+    assert f"{ROOT}/all/{{experiment_id}}/{{action}}" in described
+
+
 def test_the_hub_serves_a_stored_experiment_read_only(hub, stored):
     summary = hub.ask("GET", of(stored, "/summary")).json()
     assert (summary["id"], summary["readOnly"], summary["trialCount"]) == ("TESTEXPT", True, 3)

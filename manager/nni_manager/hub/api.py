@@ -34,7 +34,7 @@ from nni_manager.web.auth_middleware import MAX_BODY_BYTES, AuthMiddleware
 from nni_manager.web.files import PLACES, Files
 from nni_manager.web.json_encoding import Json, body_of
 from nni_manager.web.monitoring_routes import LIVE, READY
-from nni_manager.web.openapi import MANY, MAPPING, ONE, Operation
+from nni_manager.web.openapi import MANY, MAPPING, ONE, Operation, document
 from nni_manager.web.session_auth import SessionAuth
 from nni_manager.web.session_routes import LOGIN, MAX_CODE_BYTES, NEW_LINK, SessionRoutes
 from nni_manager.web.url_prefix import UrlPrefixMiddleware, path_of
@@ -76,6 +76,7 @@ class HubApi:
     def operations(self) -> list[Operation]:
         """The operations on all experiments."""
         return [
+            Operation("/openapi.json", self.description, ONE),
             *self._sessions.operations(),
             Operation("/summary", self.summary, ONE),
             Operation("/all", self.all, MANY),
@@ -232,6 +233,11 @@ class HubApi:
             return PlainTextResponse("ok\n")
         return PlainTextResponse("cannot write to the state folder; mount its storage\n", 503)
 
+    async def description(self, _: Request) -> Response:
+        """This description."""
+        root = self._url_prefix + API_ROOT
+        return Json(document(self.operations(), "all experiments", root, self._session_auth.cookie_name))
+
     async def first_page(self, _: Request) -> Response:
         """Redirect to the list."""
         return RedirectResponse(f"{self._url_prefix}{_HOME}")
@@ -256,7 +262,7 @@ class HubApi:
             shown = await self._page(Headers())
             shown.status_code = 404
             return shown
-        return refused(request, error)
+        return refused(request, error, self._url_prefix + API_ROOT)
 
     async def _refuse_command(self, _: Request, error: Exception) -> Response:
         return Json({"error": str(error)}, status_code=409)

@@ -183,20 +183,22 @@ class ManagerApi:
     async def description(self, _: Request) -> Response:
         """This description."""
         root = self._url_prefix + API_ROOT
-        return Json(document(self.operations(), root, self._session_auth.cookie_name))
+        return Json(
+            document(self.operations(), "the manager of one experiment", root, self._session_auth.cookie_name)
+        )
 
     async def version(self, _: Request) -> Response:
         """The manager's version."""
         return PlainTextResponse(__version__)
 
 
-def refused(request: Request, error: HTTPException, api_root: str = "") -> Response:
-    """The error as a JSON document. `api_root`: the address of the API that the request did not match; empty: it has none."""
+def refused(request: Request, error: HTTPException, api_root: str) -> Response:
+    """The error as a JSON document. `api_root`: the address of the API that the request did not match."""
     message = error.detail
     if not message.startswith("cannot"):  # of the router
-        message = f"cannot answer {request.method} {request.scope['path'][:_MAX_SHOWN_PATH]}: {message}"
-        if api_root:
-            message += f"; {api_root}/openapi.json lists the paths and their methods"
+        what = f"{request.method} {request.scope['path'][:_MAX_SHOWN_PATH]}"
+        remedy = f"{api_root}/openapi.json lists the paths and their methods"
+        message = f"cannot answer {what}: {message}; {remedy}"
     return Json({"error": message}, status_code=error.status_code, headers=dict(error.headers or {}))
 
 

@@ -22,18 +22,14 @@ Schema = Mapping[str, Any]
 ONE: Schema = {"type": "object"}
 MANY: Schema = {"type": "array", "items": ONE}
 MAPPING: Schema = {"type": "object", "additionalProperties": True}
+_TEXT: Schema = {"type": "string"}
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
-# `first` and `last` are sequence numbers of trials, in the order of creation.
+# Others are any text. `first` and `last` are sequence numbers of trials, in the order of creation.
 _PATH_PARAMETERS: Mapping[str, Schema] = {
-    "trial_id": {"type": "string"},
-    "job_id": {"type": "string"},
     "stream": {"type": "string", "enum": ["stdout", "stderr", "keeper"]},
     "first": {"type": "integer", "minimum": 0},
     "last": {"type": "integer", "minimum": 0},
-    "file_name": {"type": "string"},
-    "board_id": {"type": "string"},
-    "digest": {"type": "string"},
 }
 # Responses of `web.auth_middleware` to any operation.
 _REFUSALS_OF_ALL: Mapping[int, str] = {
@@ -78,12 +74,10 @@ class Operation:
         """The operation object of the OpenAPI document."""
         names = _PATH_PARAMETER.findall(self.path)
         parameters = [
-            {"name": name, "in": "path", "required": True, "schema": dict(_PATH_PARAMETERS[name])}
+            {"name": name, "in": "path", "required": True, "schema": dict(_PATH_PARAMETERS.get(name, _TEXT))}
             for name in names
         ] + [{"name": name, "in": "query", "schema": dict(schema)} for name, schema in self.query.items()]
-        content = (
-            {self.media_type: {"schema": {"type": "string"}}} if self.answer is None else _json(self.answer)
-        )
+        content = {self.media_type: {"schema": dict(_TEXT)}} if self.answer is None else _json(self.answer)
         refusals = dict(_REFUSALS_OF_ALL) | {status: REFUSALS[status] for status in self.refusals}
         summary = (inspect.getdoc(self.endpoint) or "").partition("\n")[0]
         described: dict[str, Any] = {
@@ -107,15 +101,15 @@ def _json(schema: Schema) -> dict[str, Any]:
 _ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 
 
-def document(operations: Iterable[Operation], root: str, cookie_name: str) -> dict[str, Any]:
-    """The OpenAPI document. `root` is the prefix of all paths; `cookie_name` is the session cookie."""
+def document(operations: Iterable[Operation], server: str, root: str, cookie_name: str) -> dict[str, Any]:
+    """The OpenAPI document. `server` is what answers; `root` is the prefix of all paths; `cookie_name` is the session cookie."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(root + operation.path, {})[operation.method.lower()] = operation.described()
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "trial-keeper: the manager of one experiment",
+            "title": f"trial-keeper: {server}",
             "version": __version__,
             "description": "Paths and responses are those of NNI's manager. Times are milliseconds since the epoch.",
         },
