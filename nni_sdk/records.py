@@ -42,6 +42,7 @@ _PLAIN = re.compile(
 _match_plain = _PLAIN.fullmatch
 # Ids are shorter: each can be the name of a folder.
 _MAX_NAME = 240
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _HEADER = re.compile(r"ME([0-9]{6})\{")
 # The wrapper json.loads takes longer than the parsing.
 _parse = json.JSONDecoder().raw_decode
@@ -276,12 +277,13 @@ def _mark(type_: str, value: object, offset: int, size: int) -> Mark:
             texts = [content]
             mark = Mark(offset, size, content)
         else:
-            names = ("checkpoint", "trial_id", "attempt_id", "task", "load")
+            names = ("checkpoint", "trial_id", "attempt_id", "task", "load")  # the ids name folders
             texts = [content[name] for name in names]
             mark = Mark(offset, size, *texts)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise _NoRecord(f"a {type_} record whose value is invalid") from None
-    if not all(type(text) is str and len(text) <= _MAX_NAME and _is_utf8(text) for text in texts):
+    is_valid = all(type(text) is str and len(text) <= _MAX_NAME and _is_utf8(text) for text in texts)
+    if not is_valid or not all(map(_FOLDER_NAME.fullmatch, texts[1:4])):
         raise _NoRecord(f"a {type_} record whose value is invalid")
     return mark
 

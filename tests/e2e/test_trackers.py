@@ -50,12 +50,12 @@ def folder(nnictl, tmp_path):
         yield make("abc11111")
 
 
-def trial(number, state, final=None, attempt=0):
+def trial(number, state, final=None, attempt=0, parameters=PARAMETERS):
     has_ended = state is not RUNNING
     return Trial(
         f"t{number}",
         number,
-        PARAMETERS,
+        parameters,
         {},
         STARTED_S,
         f"t{number}",
@@ -233,6 +233,21 @@ def test_a_repeated_export_to_mlflow_completes_a_run_without_parameters(folder, 
     assert runs["1-t1"].info.status == "FINISHED"
 
 
+def test_every_name_of_a_metric_and_of_a_parameter_has_its_own_name_in_mlflow(folder, mlflow_runs):
+    odd = {"loss/": 1, "a?b": 2, "a_b": 3, "": 4, "..": 5, "x//y": 6, "m" * 300: 7, "m" * 301: 8}
+    stored = trial(0, SUCCEEDED, {"default": 0.5} | odd, parameters={"a?b": 1, "a_b": 2})
+    store(folder, stored, {"default": 0.5} | odd)
+
+    for _ in range(2):
+        _, runs = mlflow_runs()
+
+    data = runs["0-t0"].data
+    assert data.params == {"a_b": "1", "a_b_2": "2"}
+    intermediate = {name: value for name, value in data.metrics.items() if not name.startswith("final/")}
+    assert sorted(intermediate.values()) == [0.5, *range(1, 9)]
+    assert len(data.metrics) == 2 * len(intermediate)
+
+
 # ---- TensorBoard
 
 
@@ -273,6 +288,15 @@ def test_the_export_to_tensorboard_contains_the_metrics_parameters_and_status_of
     columns = event_folder("experiment-abc11111").PluginTagToContent(metadata.PLUGIN_NAME)
     experiment = metadata.parse_experiment_plugin_data(columns[metadata.EXPERIMENT_TAG])
     assert [each.name.tag for each in experiment.metric_infos] == ["final/default"]
+
+
+def test_an_integer_beyond_floats_is_text_in_tensorboard(folder, event_folder):
+    from tensorboard.plugins.hparams import metadata
+
+    store(folder, trial(0, SUCCEEDED, 0.5, parameters={"seed": 10**400}), 0.5)
+    content = event_folder("0-t0").PluginTagToContent(metadata.PLUGIN_NAME)
+    start = metadata.parse_session_start_info_plugin_data(content[metadata.SESSION_START_INFO_TAG])
+    assert start.hparams["seed"].string_value == f"{10**400}"
 
 
 def test_a_repeated_export_to_tensorboard_replaces_the_event_files(folder, event_folder, tmp_path):

@@ -135,6 +135,21 @@ def test_everything_is_durable_only_after_the_callback_of_the_last_write(countin
     asyncio.run(run())
 
 
+def test_the_times_of_ended_attempts_are_forgotten(counting, monkeypatch):
+    monkeypatch.setattr(commits, "_MANY_WRITERS", 10)
+    monkeypatch.setattr(commits, "_INTERACTIVE_WINDOW_S", 0.0)
+
+    async def run():
+        group = commits.GroupCommit(counting, pytest.fail)
+        for number in range(30):
+            key = AttemptKey("t", attempt_id(number), "main-0")
+            await group.add([StreamWrite(key, Stream.STDOUT, 0, 1, data=b"x")])
+        assert len(group._small_at_s) <= 11
+        await group.close()
+
+    asyncio.run(run())
+
+
 def test_deferred_writes_are_stored_together_with_the_next_awaited_write(counting):
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)

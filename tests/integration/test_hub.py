@@ -11,15 +11,17 @@ import threading
 import pytest
 import requests
 from deadlines import DEADLINE_S
-from made_experiment import events_of, made_experiment
+from made_experiment import events_of, made_experiment, write
 from real_experiment import RealExperiment, wait_until
 from served_hub import served_hub
 from strangers import session_of_another_user
 
-from nni_manager.hub import forward
+from nni_manager.domain.remarks import Remarks
+from nni_manager.hub import forward, views
 from nni_manager.store.errors import StoreBusy
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.registry import Registry
+from nni_manager.store.rows import remarks_row
 
 ROOT = "/api/v1/nni"
 # The trial reports once, and then waits until a signal ends it.
@@ -242,6 +244,19 @@ def test_views_of_stored_experiments_leave_no_threads(hub, stored, tmp_path):
             before = storage_threads()
             assert before > 0
     wait_until(lambda: storage_threads() == before, "the threads of earlier views have ended")
+
+
+def test_a_view_with_an_open_event_stream_stays_open_if_others_are_opened(hub, stored, tmp_path, monkeypatch):
+    monkeypatch.setattr(views, "MAX_VIEWS", 1)
+    another = made_experiment(tmp_path / "another", 1, experiment_id="ANOTHER1")
+    Registry.of_user().add(another.folder)
+    with hub.ask("GET", of(stored, "/events"), stream=True) as response:
+        documents = events_of(response)
+        assert next(documents)["reset"]
+        for _ in range(2):
+            assert hub.ask("GET", of(another, "/summary")).json()["trialCount"] == 1
+        write(stored.folder, remarks_row(None, Remarks(note="seen")))
+        assert next(documents)["summary"]["note"] == "seen"
 
 
 def test_an_experiment_that_was_deleted_and_loaded_again_is_read_again(hub, stored, tmp_path):

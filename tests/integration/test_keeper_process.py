@@ -383,6 +383,21 @@ def test_sigterm_is_sent_immediately_if_the_stop_notice_cannot_be_written(site):
     assert keeper.wait() == 128 + signal.SIGKILL
 
 
+def test_a_trial_receives_sigterm_although_its_folder_cannot_be_read_any_more(site, open_way, as_nobody):
+    site.add_trial("trap 'echo SIGTERM; exit 0' TERM; echo ready; while :; do sleep 0.1; done")
+    attempts = site.workspace.trial(TRIAL).attempts
+    attempts.mkdir()
+    attempts.chmod(0o777)
+    keeper = site.start_keeper(options={"prefix": as_nobody})
+    site.manager.wait_for(lambda: site.manager.all_of(TrialStarted), "the trial runs")
+    wait_until(lambda: site.file(Stream.STDOUT), "the trap is set")
+    site.attempt().path.chmod(0)
+    keeper.signal(signal.SIGTERM)
+    wait_until(lambda: b"SIGTERM" in site.file(Stream.STDOUT), "the signal is handled")
+    site.attempt().path.chmod(0o755)
+    assert keeper.wait() == 0, keeper.stderr
+
+
 def test_a_trial_that_ignores_sigterm_is_killed_with_all_its_processes(site):
     site.add_python_trial(IGNORES_SIGTERM)
     keeper = site.start_keeper(grace_s=0.3)

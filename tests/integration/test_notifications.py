@@ -119,6 +119,16 @@ def test_a_notification_refused_by_a_webhook_is_not_retried_and_the_error_hides_
         assert webhook.accepted.empty()
 
 
+def test_a_webhook_whose_host_is_no_name_is_a_problem_and_the_experiment_continues(a_real_experiment):
+    webhook = {"webhook": "http://hooks..example.com/secret-path", "events": ["end"]}
+    experiment = an_experiment(a_real_experiment, [0.5], [webhook])
+    experiment.start()
+    assert problem(experiment) == (
+        "cannot notify the webhook at hooks..example.com: its address is invalid; correct webhook in notify"
+    )
+    assert experiment.get("/summary")["status"] == "DONE"
+
+
 def test_a_manager_exits_even_if_a_webhook_does_not_answer(a_real_experiment):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/secret-path"

@@ -26,6 +26,7 @@ from nni_sdk.records import encode
 from trial_keeper.core.events import LinkLost
 from trial_keeper.host.link import ManagerLink
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.limits import QUOTA_BYTES
 from trial_keeper.wire.messages import Chunk, Hello, Stream
 from trial_keeper.wire.workspace import Workspace
 
@@ -55,6 +56,23 @@ def test_the_metrics_of_an_attempt_are_read_once_if_two_attempts_continue_from_i
         engine.recovery.drain_source(key)  # a later continuation
         await until(lambda: not engine.recovery._sources)
         assert reads == [key] * 2
+        await engine.close()
+
+    play(scenario)
+
+
+def test_the_metrics_of_an_attempt_are_read_up_to_their_quota(a_real_experiment, monkeypatch):
+    metrics = frames(*[("PERIODICAL", 1)] * 40)
+    monkeypatch.setitem(QUOTA_BYTES, Stream.METRICS, len(metrics) // 2)
+    experiment = a_real_experiment("pass\n", **ONE_TRIAL)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        trial, key, _ = await a_connected_keeper(engine, service)
+        write_attempt(experiment, trial, metrics, name=key.attempt_id)
+        engine.recovery.drain_source(key)
+        await until(lambda: not engine.recovery._sources)
+        assert engine.ingest.received(key, Stream.METRICS) == len(metrics) // 2
         await engine.close()
 
     play(scenario)

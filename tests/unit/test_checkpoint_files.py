@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from another_user import as_another_user
 from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,6 +176,19 @@ def test_the_manager_refuses_checkpoints_without_a_valid_keeper_signature(worksp
     folder.checkpoints_json.write_bytes(folder.checkpoints_json.read_bytes().replace(b"d1", b"d2"))
     assert SharedFiles(workspace).find_checkpoints(a_trial(), SIGNER) == []
     assert "refused the checkpoints" in caplog.text
+
+
+def test_a_folder_that_is_closed_to_the_manager_hides_no_checkpoint_of_others(workspace, open_way):
+    saved(workspace, 0, "000001", settings=EARLIER)
+    # Any user of the cluster may create such a folder.
+    closed = workspace.attempt(AttemptKey("trial1", attempt_id(1), "main-0")).path
+    closed.mkdir(parents=True)
+    for folder in (workspace.root, *workspace.root.glob("**")):
+        folder.chmod(0o755)
+    closed.chmod(0o700)
+    with as_another_user():
+        (found,) = SharedFiles(workspace).find_checkpoints(a_trial(), SIGNER)
+    assert found.attempt_id == attempt_id(0)
 
 
 def test_a_continued_trial_receives_its_own_checkpoints_before_checkpoints_of_its_parent(workspace):

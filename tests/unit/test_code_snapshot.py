@@ -7,7 +7,10 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
+import sys
 import tarfile
+import tempfile
 import threading
 import types
 
@@ -21,6 +24,7 @@ from nni_manager.config import code_folder
 from nni_manager.config.code_folder import CodeUnusable
 from nni_manager.engine import code_snapshot
 from nni_manager.engine.code_snapshot import SnapshotNotWritten, take_snapshot
+from nni_manager.engine.code_version import code_version
 from trial_keeper.errors import MountUnreadable
 from trial_keeper.host import mount
 from trial_keeper.host.mount import unpack_code
@@ -402,6 +406,29 @@ def test_the_error_for_a_missing_code_folder_contains_the_path_of_the_folder(pla
     shutil.rmtree(place.code)
     with pytest.raises(CodeUnusable, match=r"cannot read codeDir \S+/code: No such file or directory; "):
         place.take()
+
+
+def test_the_error_names_a_file_that_cannot_be_copied_to_the_temporary_folder(place, monkeypatch):
+    (place.code / "model.bin").write_bytes(bytes(code_snapshot._IN_MEMORY_BYTES + 1))
+    monkeypatch.setattr(tempfile, "tempdir", str(place.code / "absent"))
+    with pytest.raises(
+        CodeUnusable, match=r"cannot copy \S+/model.bin to a temporary file: No such .* TMPDIR"
+    ):
+        place.take()
+    version = code_version(place.code, place.workspace.root, 5.0)
+    assert version.digest == "", "the manager starts without the digest"
+
+
+def test_folders_that_are_nested_too_deeply_are_refused(place):
+    deepest = place.code
+    for _ in range(sys.getrecursionlimit()):
+        deepest /= "d"
+        os.mkdir(deepest)
+    try:
+        with pytest.raises(CodeUnusable, match=r"nested too deeply; list the topmost of them in \.nniignore"):
+            place.take()
+    finally:
+        subprocess.run(["rm", "-rf", place.code / "d"], check=True)  # Python cannot remove them
 
 
 def test_a_failed_snapshot_write_leaves_no_partial_file(place, monkeypatch):

@@ -1,5 +1,6 @@
 """The experiment file: its values, and one error message for each possible error."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -441,6 +442,18 @@ def test_an_error_is_reported_if_the_experiment_file_is_missing_or_is_a_folder(t
         read_experiment_file(tmp_path / "none.yml")
     with pytest.raises(ConfigInvalid, match="it is a folder; name a file in the folder"):
         read_experiment_file(tmp_path)
+
+
+def test_a_code_folder_whose_path_is_not_utf8_is_refused(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/d\xe9p"))
+    folder.mkdir()
+    (folder / "experiment.yml").write_text(GOOD)
+    with pytest.raises(ConfigInvalid) as refused:
+        read_experiment_file(folder / "experiment.yml")
+    assert any(
+        "is not UTF-8, so no keeper can be told; rename its folder" in each.message
+        for each in refused.value.diagnostics
+    )
 
 
 def test_numbers_with_an_exponent_are_parsed_as_numbers(diagnostics):

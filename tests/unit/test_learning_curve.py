@@ -25,6 +25,7 @@ from nni_manager.domain.trial_run import OFFSET_OF_INHERITED, TrialRun
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import trial_row
 from nni_sdk.frame import frame, frame_head
+from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 
 TASK = "main-0"
@@ -235,6 +236,16 @@ def test_checkpoint_records_of_a_trial_are_stored_up_to_a_limit(new_store):
     # The first checkpoint is kept because a process continued from it. Of the other checkpoints, the newest are kept.
     assert saves == [1, *range(52, 152)]
     assert len([mark for mark in marks if mark.source is not None]) == 1000
+
+
+@pytest.mark.parametrize("name", ["trial_id", "attempt_id", "task"])
+@pytest.mark.parametrize("value", ["", "../x", "a/b", "a\0b", ".."])
+def test_a_continuation_whose_ids_cannot_name_folders_is_no_record(name, value):
+    source = {"trial_id": "t", "attempt_id": attempt_id(0), "task": TASK, "checkpoint": "1", "load": "0"}
+    valid = Training()._frame("CONTINUED", json.dumps(source))
+    invalid = Training()._frame("CONTINUED", json.dumps(source | {name: value}))
+    found = decode(valid + invalid, 0)
+    assert ([mark.task for mark in found.marks], len(found.garbage)) == ([TASK], 1)
 
 
 # ---- the trial in the manager's memory

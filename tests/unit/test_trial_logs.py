@@ -2,11 +2,15 @@
 
 import contextlib
 import os
+import shutil
+import subprocess
 
 import pytest
+from another_user import as_another_user
 from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
+from strangers import NOBODY
 
 from nni_manager.domain.attempts import RegisteredAttempt
 from nni_manager.engine.tokens import token_of
@@ -26,7 +30,11 @@ KEYS_WITH_LOST = [AttemptKey("t3", attempt_id(number), "main-0") for number in r
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = ExperimentFolder(tmp_path_factory.mktemp("logs") / "TESTEXPT")
+    return a_folder(tmp_path_factory.mktemp("logs"))
+
+
+def a_folder(parent):
+    made = ExperimentFolder(parent / "TESTEXPT")
     made.make()
     store = Store.create(made.database, made.collected_logs, "TESTEXPT", "{}", SECRET, 0.0)
     with contextlib.closing(store):
@@ -145,6 +153,25 @@ def test_a_collected_log_is_shown_if_the_workspace_has_no_folder_of_its_attempt(
     write(folder, b"collected", KEYS[5], collected=True)
     assert not folder.workspace.attempt(KEYS[5]).path.exists()
     assert read(folder, attempt=5).text == "collected"
+
+
+@pytest.mark.parametrize("closed", ["attempts", "attempt", "stdout"])
+def test_a_collected_log_is_shown_if_the_workspace_is_closed_to_this_user(tmp_path, open_way, closed):
+    folder = a_folder(tmp_path)
+    write(folder, b"collected", collected=True)
+    written = write(folder, b"longer than collected")
+    paths = {
+        "attempts": folder.workspace.trial("t1").attempts,
+        "attempt": folder.workspace.attempt(KEY).path,
+        "stdout": written,
+    }
+    subprocess.run(["chown", "-R", str(NOBODY), folder.path], check=True)
+    paths[closed].chmod(0)
+    with as_another_user():
+        assert read(folder).text == "collected"
+        shutil.rmtree(folder.collected_logs)
+        with pytest.raises(PermissionError):
+            read(folder)
 
 
 def test_a_log_to_which_other_users_may_write_is_shown(folder):

@@ -323,7 +323,7 @@ class Tail:
         return (
             missing_since_s is not None
             and time.monotonic() - missing_since_s > SHARED_STORAGE_LAG_S
-            and self._trials.is_dir()
+            and os.path.isdir(self._trials)  # False if the storage fails
         )
 
     def _size_now(self, stream: Stream) -> int | None:

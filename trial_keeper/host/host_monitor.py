@@ -1,5 +1,6 @@
 """What trials leave on the host: entries of the temporary folder, processes, and kills for lack of memory."""
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -34,8 +35,11 @@ class HostMonitor:
 
     def __init__(self, reaper: OrphanReaper | None, *, is_reused: bool) -> None:
         self._reaper = reaper
+        self._tmp: CachedListing | None = None
         # Only with reuse: the job's next trial could use these entries.
-        self._tmp = CachedListing(tempfile.gettempdir()) if is_reused else None
+        if is_reused:
+            with contextlib.suppress(FileNotFoundError):  # no temporary folder is writable
+                self._tmp = CachedListing(tempfile.gettempdir())
         self._memory = MemoryCgroup.own()
         self._is_shared = False
         self._is_shared_since_s = -SHARED_MEMORY_POLL_S

@@ -247,7 +247,8 @@ class TrialRunner:
         notice = stop_notice_to_bytes(effect.reason)
         self._context.log.writing(partial(replace_file, folder.stop_notice_json, notice))
         # After the notice: code that asks for the first time from now on finds it.
-        is_awaited = folder.stop_notice_json.exists() and folder.awaits_stop_notice.exists()
+        # False also if the storage fails: the trial then gets its signal at once. Before 3.14, `Path.exists` raises.
+        is_awaited = all(map(os.path.exists, (folder.stop_notice_json, folder.awaits_stop_notice)))
         self._context.handle(events.StopNoticeWritten(effect.key, is_awaited))
 
     def read_stop(self) -> None:

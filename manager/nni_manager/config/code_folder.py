@@ -69,7 +69,13 @@ class CodeFolder:
         Raises:
             CodeUnusable: the folder cannot be read, or a link or .nniignore in it is invalid.
         """
-        self._walk(os.fspath(self._code_dir), "", (), ())
+        try:
+            self._walk(os.fspath(self._code_dir), "", (), ())
+        except RecursionError:
+            raise CodeUnusable(
+                f"cannot pack codeDir {self._code_dir}: its folders are nested too deeply; list the topmost of them in "
+                f"{IGNORE_FILE}"
+            ) from None
         if self._unreadable:
             shown = ", ".join(map(repr, self._unreadable[:_SHOWN]))
             more = f" and {len(self._unreadable) - _SHOWN} more" if len(self._unreadable) > _SHOWN else ""
@@ -128,12 +134,12 @@ class CodeFolder:
     ) -> None:
         try:
             status = os.lstat(source)
+            target = os.readlink(source) if stat.S_ISLNK(status.st_mode) else ""
         except OSError:
             return  # deleted since the folder was listed
-        if stat.S_ISLNK(status.st_mode):
+        if target:
             if is_left_out(rules, path):
                 return
-            target = os.readlink(source)
             if _stays_inside(path, target):
                 self._entries.append(Entry(path, source, tarfile.SYMTYPE, 0o777, target=target))
                 return

@@ -404,8 +404,11 @@ class _ExperimentReading(AlgorithmReading):
     def _code_dir(self) -> Path | None:
         key_path = ("trialCodeDirectory",)
         path = self.absolute(key_path, self.raw.get("trialCodeDirectory"))
-        if path is not None:
-            self.refuse_absent(key_path, path)
+        if path is None:
+            return None
+        if os.fsencode(path).decode(errors="ignore") != str(path):
+            self.refuse(key_path, f"{str(path)!a} is not UTF-8, so no keeper can be told; rename its folder")
+        self.refuse_absent(key_path, path)
         return path
 
     def _log_dir(self) -> Path | None:

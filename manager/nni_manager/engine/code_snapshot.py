@@ -195,16 +195,22 @@ def _consistent_copy(code_dir: Path, entry: Entry, most_bytes: int) -> IO[bytes]
             raise CodeUnusable(
                 f"cannot read {entry.source}: {error.strerror}; make it readable for your user, or name it in {IGNORE_FILE}"
             ) from error
-        for _ in range(_TRIES):
-            before = os.fstat(file.fileno())
-            if before.st_size > most_bytes:
-                raise CodeUnusable(
-                    f"cannot pack codeDir {code_dir}: {entry.path!r} grows while it is read; name it in {IGNORE_FILE} there"
-                )
-            _copy(file, copy, before.st_size)
-            after = os.fstat(file.fileno())
-            if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
-                break
+        try:
+            for _ in range(_TRIES):
+                before = os.fstat(file.fileno())
+                if before.st_size > most_bytes:
+                    raise CodeUnusable(
+                        f"cannot pack codeDir {code_dir}: {entry.path!r} grows while it is read; name it in {IGNORE_FILE} there"
+                    )
+                _copy(file, copy, before.st_size)
+                after = os.fstat(file.fileno())
+                if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+                    break
+        except OSError as error:
+            raise CodeUnusable(
+                f"cannot copy {entry.source} to a temporary file: {error.strerror}; check its storage, free space in the "
+                f"temporary folder, which TMPDIR names, or name the file in {IGNORE_FILE}"
+            ) from error
         file.close()
         stack.pop_all()
         return copy

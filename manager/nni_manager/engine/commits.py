@@ -62,6 +62,8 @@ _COOLDOWN_FACTOR = 3
 _MANY_BULK_WRITERS = 4
 # Throttle bulk writers only if an interactive writer was active within this window.
 _INTERACTIVE_WINDOW_S = 1.0
+# Beyond this number, ended attempts are removed from the writers; otherwise only after bulk writes.
+_MANY_WRITERS = 1000
 _MIN_BATCH_BYTES = 128 << 10
 _MAX_BATCH_BYTES = 4 << 20
 
@@ -226,6 +228,8 @@ class GroupCommit:
     def _take(self, now_s: float) -> list[_Waiting]:
         """The writes of the next transaction; empty if only bulk writes are pending, in their cooldown."""
         had_bulk, self._has_bulk = self._has_bulk, False
+        if len(self._small_at_s) > _MANY_WRITERS:
+            self._forget_idle_writers(now_s)
         batch = list(self._rows.values())
         self._rows.clear()
         for key in [key for key, lane in self._lanes.items() if lane[0].size_bytes <= _SMALL_BYTES]:
@@ -345,11 +349,14 @@ class GroupCommit:
 
     def _has_interactive_writers(self, now_s: float) -> bool:
         """True if an interactive writer was active recently."""
+        self._forget_idle_writers(now_s)
+        return not self._small_at_s.keys() <= self._bulk_at_s.keys()
+
+    def _forget_idle_writers(self, now_s: float) -> None:
         self._small_at_s, self._bulk_at_s = (
             {key: at_s for key, at_s in each.items() if at_s > now_s - _INTERACTIVE_WINDOW_S}
             for each in (self._small_at_s, self._bulk_at_s)
         )
-        return not self._small_at_s.keys() <= self._bulk_at_s.keys()
 
 
 def _size_of(write: Write) -> int:

@@ -206,6 +206,8 @@ def _post(url: str, body: str) -> None:
 
     try:
         status = post_json(url, body)
+    except requests.exceptions.InvalidURL:
+        raise _Undelivered("its address is invalid; correct webhook in notify", is_final=True) from None
     except requests.RequestException as error:
         # The error's text contains the address, which is often a secret.
         why = f"there is no answer ({type(error).__name__}); check the address and the network"

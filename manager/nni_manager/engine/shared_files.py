@@ -284,11 +284,14 @@ class SharedFiles:
             except PermissionError:
                 continue
             for key in keys:
-                content = self._read(self.workspace.attempt(key).checkpoints_json, 0, MAX_CHECKPOINTS_BYTES)
                 try:
+                    content = self._read(
+                        self.workspace.attempt(key).checkpoints_json, 0, MAX_CHECKPOINTS_BYTES
+                    )
                     if content:
                         found += checkpoints_from_bytes(content, signer.experiment_id, key, signer.token_of)
-                except DocumentInvalid as error:
+                except (DocumentInvalid, PermissionError) as error:
+                    # Any user of the cluster may create such folders.
                     log.warning("trial %s: refused the checkpoints of attempt %s: %s", trial_id, key, error)
         return newest_first(found, trial.trial_id)
 

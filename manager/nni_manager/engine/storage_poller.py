@@ -252,9 +252,12 @@ class SharedStoragePoller:
         signer = await self._with_retries(
             trial, self.files.signer_of_attempt, key, self.admission.signer_of(trial)
         )
+        before = -1
         while signer is not None and not trial.state.is_terminal:
             received = await self._with_retries_here(trial, lambda: self.ingest.received(key, Stream.METRICS))
-            offsets = {Stream.METRICS: received}
+            if received in (before, QUOTA_BYTES[Stream.METRICS]):
+                return
+            before, offsets = received, {Stream.METRICS: received}
             see = partial(self.files.see_attempt, key, offsets, signer, has_ended=True)
             seen = await self._with_retries(trial, see)
             if not seen.pieces:

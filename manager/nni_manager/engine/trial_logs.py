@@ -6,6 +6,8 @@ block. Only the requested range of a log is read, however long the log is.
 
 import codecs
 import os
+import stat
+from operator import itemgetter
 from pathlib import Path
 
 from nni_manager.domain.attempts import Attempts, RegisteredAttempt
@@ -78,9 +80,13 @@ def attempts_of(folder: ExperimentFolder, trial_id: str) -> list[RegisteredAttem
     with StoreReader(folder.database) as reader:
         attempts, stored = Attempts(reader.attempts(trial_id)), reader.experiment()
     workspace = folder.workspace
-    keys = set(workspace.attempts_of(trial_id))
-    for path in (folder.collected_logs / trial_id).glob("*/*"):
-        keys.add(AttemptKey(trial_id, path.parent.name, path.name))
+    collected = (folder.collected_logs / trial_id).glob("*/*")
+    keys = {AttemptKey(trial_id, path.parent.name, path.name) for path in collected}
+    try:
+        keys.update(workspace.attempts_of(trial_id))
+    except PermissionError:  # the container's umask closed them to this user
+        if not keys:
+            raise
     for key in sorted(keys, key=_by_start):
         if attempts.find(key) is None and is_signed(workspace, key, stored.experiment_id, stored.secret):
             attempts.register(key)
@@ -93,7 +99,11 @@ def _by_start(key: AttemptKey) -> tuple[tuple[int, str], str]:
 
 
 def location_of(folder: ExperimentFolder, attempt: RegisteredAttempt, stream: Stream) -> LogLocation | None:
-    """The location of a log of an attempt: the longer one of its two files; None: no file exists."""
+    """The location of a log of an attempt: the longer one of its two files; None: no file exists.
+
+    Raises:
+        OSError: the storage cannot be read, and there is no collected copy.
+    """
     key, workspace, collected = attempt.key, folder.workspace, folder.collected_logs
     candidates = [
         LogLocation(attempt, collected, log_path(collected, key, stream)),
@@ -101,8 +111,22 @@ def location_of(folder: ExperimentFolder, attempt: RegisteredAttempt, stream: St
             attempt, workspace.root, workspace.attempt(key).stream(stream), workspace.attempt(key).path
         ),
     ]
-    locations = [location for location in candidates if location.path.is_file() or location.path.is_symlink()]
-    return max(locations, key=lambda location: location.path.lstat().st_size, default=None)
+    found: list[tuple[int, LogLocation]] = []
+    for location in candidates:
+        try:
+            status = location.path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            if not found:
+                raise
+            continue
+        is_closed = stat.S_ISREG(status.st_mode) and not os.access(location.path, os.R_OK)
+        if is_closed and found:
+            continue
+        if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+            found.append((status.st_size, location))
+    return max(found, key=itemgetter(0))[1] if found else None
 
 
 def log_location(

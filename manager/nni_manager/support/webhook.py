@@ -1,6 +1,7 @@
 """A POST of JSON to an address of the user."""
 
 import requests
+from urllib3.exceptions import LocationParseError
 
 _TIMEOUT_S = 10.0
 
@@ -12,5 +13,10 @@ def post_json(url: str, body: str) -> int:
         requests.RequestException: there is no response. Its text contains the URL.
     """
     headers = {"Content-Type": "application/json"}
-    with requests.post(url, data=body.encode(), headers=headers, timeout=_TIMEOUT_S, stream=True) as response:
-        return response.status_code
+    data = body.encode()
+    try:
+        with requests.post(url, data=data, headers=headers, timeout=_TIMEOUT_S, stream=True) as response:
+            return response.status_code
+    except (LocationParseError, UnicodeError) as error:
+        # requests checks the host's name only in part: an empty or a long label between dots is found later.
+        raise requests.exceptions.InvalidURL(error) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, count, islice
 from typing import Any
 
 from mlflow.entities import Metric, Param
@@ -21,9 +21,10 @@ from nni_manager.errors import RetryableError
 from nni_manager.trackers import TrackerMissing, without_logins
 from nni_manager.trackers.source import Run, Source
 
-# Limits of one call. Source: MLflow 3, "Log Batch" of its REST API.
+# Limits of one call, of a value and of a name. Source: MLflow 3, "Log Batch" of its REST API.
 _MAX_METRICS, _MAX_PARAMETERS = 1000, 100
 _MAX_VALUE_CHARS = 6000
+_MAX_NAME_CHARS = 250
 _TRIAL_ID = "trial_keeper.trial_id"
 _STATE = "trial_keeper.state"
 _STATUS = {TrialState.FAILED: "FAILED", TrialState.USER_CANCELED: "KILLED", TrialState.SYS_CANCELED: "KILLED"}
@@ -83,7 +84,7 @@ def _known_runs(client: MlflowClient, experiment_id: str) -> Iterator[Any]:
 
 def _write(client: MlflowClient, experiment_id: str, run: Run, known: Any | None) -> None:
     tags = {_TRIAL_ID: run.trial_id, _STATE: run.state.value, "mlflow.note.content": run.note}
-    tags |= {_name(f"tag.{tag}"): "true" for tag in run.tags}
+    tags |= {_plain(f"tag.{tag}"): "true" for tag in run.tags}
     has_ended = known is not None and known.info.status in _ENDED
     logged: _Logged = {}
     if known is not None and not has_ended:
@@ -101,10 +102,12 @@ def _write(client: MlflowClient, experiment_id: str, run: Run, known: Any | None
     if has_ended:
         return
     # An interrupted export may have logged a part of them.
+    names = _Names()
+    named = {names[name]: value for name, value in run.parameters.items()}
     parameters = (
-        Param(_name(name), f"{value}"[:_MAX_VALUE_CHARS])
-        for name, value in run.parameters.items()
-        if _name(name) not in known.data.params
+        Param(name, f"{value}"[:_MAX_VALUE_CHARS])
+        for name, value in named.items()
+        if name not in known.data.params
     )
     while batch := list(islice(parameters, _MAX_PARAMETERS)):
         client.log_batch(run_id, params=batch)
@@ -126,12 +129,12 @@ def _logged(client: MlflowClient, known: Any) -> _Logged:
 
 def _continues(run: Run, logged: _Logged) -> bool:
     """True if the trial still has all values that were logged."""
-    missing = dict(logged)
+    missing, names = dict(logged), _Names()
     for point in run.points():
         if not missing:
             break
         for name, value in point.values.items():
-            key = (_name(name), point.step)
+            key = (names[name], point.step)
             if key in missing and _is_same(missing[key], value):
                 del missing[key]
     return not missing
@@ -144,19 +147,31 @@ def _is_same(stored: float, value: float) -> bool:
 
 def _metrics(run: Run, logged: _Logged) -> Iterator[Metric]:
     """The values that are not logged yet."""
+    names = _Names()
     for point in run.points():
         for name, value in point.values.items():
-            if (_name(name), point.step) not in logged:
-                yield Metric(_name(name), value, _ms(point.time_s), point.step)
+            if (names[name], point.step) not in logged:
+                yield Metric(names[name], value, _ms(point.time_s), point.step)
     if run.state.is_terminal:
         for name, value in run.final.items():
-            yield Metric(_name(f"{_FINAL}{name}"), value, _ms(run.end_s), 0)
+            yield Metric(names[f"{_FINAL}{name}"], value, _ms(run.end_s), 0)
 
 
 def _ms(time_s: float) -> int:
     return round(time_s * 1000)
 
 
-def _name(name: str) -> str:
-    """A name without the characters that MLflow refuses."""
-    return _REFUSED.sub("_", name)
+class _Names(dict[str, str]):
+    """The name in MLflow for each name of a run, in the order of their first use: no two become the same."""
+
+    def __missing__(self, name: str) -> str:
+        plain, used = _plain(name), set(self.values())
+        numbered = (f"{plain[: _MAX_NAME_CHARS - 10]}_{number}" for number in count(2))
+        self[name] = next(each for each in chain((plain,), numbered) if each not in used)
+        return self[name]
+
+
+def _plain(name: str) -> str:
+    """A name that MLflow accepts: it is also a relative path, whose parts are not empty and start with no dot."""
+    parts = _REFUSED.sub("_", name[:_MAX_NAME_CHARS]).split("/")
+    return "/".join(part.lstrip(".") or "_" for part in parts)

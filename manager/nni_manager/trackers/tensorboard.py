@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -90,5 +91,6 @@ def _scalars(values: Mapping[str, float]) -> Summary:
 
 
 def _hparam(value: Any) -> bool | float | str:
-    """A value of a type that the HParams tab has; others as text."""
-    return value if isinstance(value, bool | int | float | str) else f"{value}"
+    """A value of a type that the HParams tab has; others as text, also an integer beyond floats."""
+    is_large = isinstance(value, int) and abs(value) > sys.float_info.max
+    return value if isinstance(value, bool | int | float | str) and not is_large else f"{value}"
