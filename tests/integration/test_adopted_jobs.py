@@ -7,6 +7,7 @@ import time
 
 import pytest
 from attempts import sign_attempt
+from real_experiment import values
 from scripted_keeper import (
     FIRST,
     SECOND,
@@ -16,6 +17,7 @@ from scripted_keeper import (
     a_submitted_job,
     a_submitted_trial,
     forbid_reading,
+    frames,
     play,
     states,
     until,
@@ -393,6 +395,54 @@ def test_a_trial_that_ended_without_a_manager_is_not_terminal_before_all_its_dat
         ScriptedKeeper(engine, trial.job_id, key).send(Chunk(key, stream, 0, written[stream]), ended)
         await until(lambda: trial.state.is_terminal)
         assert (trial.state.value, trial.run.value) == ("SUCCEEDED", 0.5)
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("has_ended", [False, True], ids=["ends later", "ended without a manager"])
+def test_the_results_before_a_checkpoint_are_stored_although_the_manager_ended_while_it_read_them(
+    a_real_experiment, has_ended
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+    before = frames(("PERIODICAL", 1), ("PERIODICAL", 2), ("CHECKPOINT", "000001"), ("PERIODICAL", 30))
+    seen = []
+
+    async def continue_from_checkpoint(engine, trial, first, keeper):
+        path = experiment.folder.workspace.attempt(first).stream(Stream.METRICS)
+        path.parent.mkdir()
+        path.write_bytes(before)
+        is_reading = asyncio.Event()
+
+        async def hang(trial, source):
+            is_reading.set()
+            await asyncio.Event().wait()
+
+        engine.storage_poller.drain_source = hang  # the storage does not answer
+        source = {"trial_id": trial.trial_id, "attempt_id": FIRST, "task": "main-0"}
+        source |= {"checkpoint": "000001", "load": "a"}
+        metrics = frames(("CONTINUED", source), ("PERIODICAL", 3), ("FINAL", 3))
+        key = AttemptKey(trial.trial_id, SECOND, "main-0")
+        sizes = dict.fromkeys(Stream, 0) | {Stream.METRICS: len(metrics)}
+        seen.extend((key, TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 11.0, sizes)))
+        keeper.send(TrialStarted(key, 11.0), Chunk(key, Stream.METRICS, 0, metrics))
+        await is_reading.wait()
+        if has_ended:
+            write_attempt(experiment, trial, metrics, name=SECOND)
+
+    run_first(experiment, continue_from_checkpoint)
+
+    async def scenario():
+        engine, service = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        (trial,) = engine.experiment.trials.values()
+        key, ended = seen
+        ScriptedKeeper(engine, trial.job_id, key).send(ended)
+        await until(lambda: trial.state.is_terminal)
+        assert (trial.state.value, trial.run.intermediate_count) == ("SUCCEEDED", 3)
+        await engine.runtime.durable()
+        assert values(experiment.rows(trial.trial_id)) == [1, 2, 3, 3]
+        service.on_job_ended(JobEnded(trial.job_id, 0, ""))
         await engine.close()
 
     play(scenario)

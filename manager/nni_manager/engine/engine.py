@@ -173,6 +173,7 @@ class Engine:
                     began_at_s = max(trial.run.started_at_s, trial.created_at_s)
                     trial.run.start_received_at_s = time.monotonic() - max(time.time() - began_at_s, 0.0)
                 self._restore_results(trial)
+                self.ingest.restore_source(trial)
                 await self._restore_tasks(trial)
         self.experiment.restore(trials)
         self.experiment.scheduler.restore(*self.reader.jobs())
@@ -208,7 +209,7 @@ class Engine:
             if left.ended is not None:
                 trial.ended_in(left.ended)
                 durable = self.reader.offsets(left.key)
-                if all(
+                if not self.ingest.awaits_source(left.key) and all(
                     durable.get(stream, 0) >= collected(stream, size)
                     for stream, size in left.ended.final_sizes.items()
                 ):
@@ -233,6 +234,9 @@ class Engine:
             for parameters in (*self.config.initial_trials, *known):
                 self.runtime.post(events.TrialProposed(self.new_trial_id(), parameters, time.time()))
         self.runtime.post(events.ManagerReady())
+        for source in self.ingest.awaited:
+            # The earlier manager ended before it had stored the results before a checkpoint.
+            self.recovery.drain_source(source)
         self.admission.is_open = True
         for job in inherited_jobs:
             await self.submission.adopt(job)

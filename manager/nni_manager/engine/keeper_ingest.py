@@ -236,6 +236,24 @@ class KeeperIngest:
 
     # ---- checkpoints
 
+    @property
+    def awaited(self) -> tuple[AttemptKey, ...]:
+        """The attempts from whose checkpoints others continue, and whose marks are not stored."""
+        return tuple(self._awaiting)
+
+    def restore_source(self, trial: Trial) -> None:
+        """Await again the results before the checkpoint from which a restored trial continues, unless they are stored."""
+        attempt, task = trial.run.attempt, trial.run.reporter
+        if attempt is None or task is None:
+            return  # it has reported nothing
+        curve = curve_of(trial.trial_id, self.reader.marks(trial.trial_id), attempt, task)
+        if curve.missing is not None:
+            self._awaiting[curve.missing] = trial.attempts[task].key
+
+    def awaits_source(self, key: AttemptKey) -> bool:
+        """True if the results before the checkpoint from which the attempt continues are not stored."""
+        return key in self._awaiting.values()
+
     def begin_source(self, source: AttemptKey) -> None:
         """Delay the delivery of the attempt that continues from this one until `end_source`."""
         self._reading.add(source)
