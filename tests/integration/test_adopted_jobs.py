@@ -25,6 +25,7 @@ from scripted_keeper import (
 )
 from void_service import an_engine, start
 
+from nni_manager.domain.events import AttemptSeen
 from nni_manager.domain.trial import Trial
 from nni_manager.engine import engine as engine_module
 from nni_manager.store.reader import StoreReader
@@ -490,6 +491,72 @@ def test_an_attempt_that_started_without_a_manager_is_registered_by_the_next_man
     with StoreReader(experiment.folder.database) as reader:
         found = [(each.key.attempt_id, each.number) for each in reader.attempts(trial_id)]
     assert found == [(FIRST, 0), (SECOND, 1)]
+
+
+def write_start(experiment, trial):
+    """Write the files of an attempt that a restarted container has started; return its key."""
+    key = AttemptKey(trial.trial_id, SECOND, "main-0")
+    sign_attempt(experiment.folder, key, trial.job_id)
+    path = experiment.folder.workspace.attempt(key).stream(Stream.KEEPER)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"started\n")
+    return key
+
+
+@pytest.mark.parametrize("is_registered", [False, True])
+def test_a_run_that_a_restarted_container_started_without_a_manager_has_a_time_limit_of_its_own(
+    a_real_experiment, is_registered
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
+
+    async def restart(engine, trial, first, keeper):
+        key = write_start(experiment, trial)
+        if is_registered:  # the start was not received
+            engine.runtime.post(AttemptSeen(key))
+
+    run_first(experiment, restart)  # its keeper has reported a start in 1970
+    create_in_1970(experiment)
+
+    async def scenario():
+        engine, service = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        (trial,) = engine.experiment.trials.values()
+        assert 90 < engine.experiment.time_runs_out_at_s - time.monotonic() <= 100
+        assert (trial.state.value, trial.run.attempt, service.stopped) == ("RUNNING", 1, [])
+        assert trial.run.started_at_s == pytest.approx(time.time(), abs=60)
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("was_to_stop", [False, True])
+def test_a_trial_that_was_closing_runs_or_stops_again_after_its_container_was_restarted_without_a_manager(
+    a_real_experiment, was_to_stop
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def restart(engine, trial, first, keeper):
+        if was_to_stop:
+            engine.stop_trial(trial.trial_id)
+        sizes = dict.fromkeys(Stream, 0) | {Stream.STDOUT: 1}  # a byte is in transit
+        keeper.send(TrialEnded(first, ExitReason.JOB_LOST, 143, 10.0, 11.0, sizes))
+        assert trial.state.value == "CLOSING"
+        write_start(experiment, trial)
+
+    run_first(experiment, restart)
+
+    async def scenario():
+        engine, service = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
+        await start(engine)
+        (trial,) = engine.experiment.trials.values()
+        if not was_to_stop:
+            assert states(engine) == ["RUNNING"]
+            engine.stop_trial(trial.trial_id)
+        assert states(engine) == ["STOPPING"]
+        await until(lambda: service.stopped)
+        await engine.close()
+
+    play(scenario)
 
 
 def test_an_experiment_is_resumed_although_the_manager_may_not_read_the_files_of_a_trial(

@@ -382,6 +382,17 @@ def test_the_first_attempt_after_a_resume_resets_the_fields_of_a_lost_attempt(a_
     assert stored.run.started_at_s == 130.0
 
 
+def test_a_resume_describes_the_attempt_of_the_run_until_a_newer_attempt_starts(a_trial) -> None:
+    trial = a_trial(0, SPENT, state=C)
+    registered = trial.registered
+    registered.register(SECOND)
+    trial.restore_attempts(registered)
+    assert trial.attempts["main"].key == FIRST
+    trial.began(SECOND, 130.0, 30.0)
+    assert (trial.state, trial.run.attempt, trial.run.started_at_s) == (R, 1, 130.0)
+    assert trial.run.final is None
+
+
 def test_a_resume_restores_which_attempts_are_lost_and_describes_the_latest(a_trial) -> None:
     trial = a_trial(1, SPENT, state=R)
     registered = Attempts()

@@ -312,13 +312,13 @@ class Trial:
         ]
         self.attempts = {each.key.task: each for each in currents if each is not None and each.key.task}
         for each in registered.registered:
-            # The run is that of a lost attempt until its successor starts.
+            # The run is that of an earlier or lost attempt until its successor starts.
             if (
                 each.key.task
                 and each.number == self.run.attempt
                 and self.run.reporter in (None, each.key.task)
             ):
-                self.attempts.setdefault(each.key.task, each)
+                self.attempts[each.key.task] = each
 
     @property
     def restarts(self) -> int:

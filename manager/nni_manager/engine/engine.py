@@ -27,7 +27,7 @@ from nni_manager.engine.keeper_ingest import KeeperIngest
 from nni_manager.engine.notifier import Notifier
 from nni_manager.engine.profiles import metadata_view
 from nni_manager.engine.provenance import ProvenanceRecorder
-from nni_manager.engine.shared_files import STORAGE_LAG_S, SharedFiles
+from nni_manager.engine.shared_files import STORAGE_LAG_S, AttemptReadout, SharedFiles
 from nni_manager.engine.snapshot import ExperimentSnapshot, snapshot_from_stored
 from nni_manager.engine.storage_executor import StorageExecutor
 from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
@@ -140,6 +140,8 @@ class Engine:
         self._is_ending = asyncio.Event()
         """Set when the experiment has finished, even if its end is not stored yet."""
         self._logged: dict[str, TrialState] = {}
+        self._restarted: list[events.AttemptStarted] = []
+        """The starts of new runs that `restore` found in the workspace."""
 
     @property
     def config(self) -> ExperimentSpec:
@@ -205,6 +207,10 @@ class Engine:
         for left in all_left:
             if (new := trial.registered.register(left.key)) is not None:
                 self.commits.add([attempt_row(new.key, new.number)])
+            if trial.supersedes(left.key):
+                if left.has_started:
+                    self._note_restarted(trial, left)
+                continue
             trial.add_task(left.key)
             if left.ended is not None:
                 trial.ended_in(left.ended)
@@ -214,6 +220,12 @@ class Engine:
                     for stream, size in left.ended.final_sizes.items()
                 ):
                     trial.attempts[left.key.task].apply(AttemptReport.DELIVERED)
+
+    def _note_restarted(self, trial: Trial, left: AttemptReadout) -> None:
+        """Let the started manager start the new run of a trial whose container was restarted while no manager ran."""
+        trial.run.start_received_at_s = None  # the time limit of the earlier run does not concern the new one
+        at_s = time.time() if left.ended is None else left.ended.started_at_s
+        self._restarted.append(events.AttemptStarted(left.key, at_s))
 
     async def start(self, addresses: tuple[str, ...], certificate: str | None = None) -> None:
         """Start the experiment, or resume it. From now on keepers reach this manager at `addresses`.
@@ -234,6 +246,8 @@ class Engine:
             for parameters in (*self.config.initial_trials, *known):
                 self.runtime.post(events.TrialProposed(self.new_trial_id(), parameters, time.time()))
         self.runtime.post(events.ManagerReady())
+        for started in self._restarted:
+            self.runtime.post(started)
         for source in self.ingest.awaited:
             # The earlier manager ended before it had stored the results before a checkpoint.
             self.recovery.drain_source(source)
