@@ -894,6 +894,41 @@ def test_a_continued_attempt_keeps_the_results_before_its_checkpoint_even_if_it_
     play(scenario)
 
 
+def test_results_of_a_chain_of_attempts_that_are_read_one_after_another_are_counted_once(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        trial, first, keeper = await a_connected_keeper(engine, service)
+
+        def continued(number):
+            source = {"trial_id": trial.trial_id, "attempt_id": attempt_id(number), "task": "main-0"}
+            return ("CONTINUED", source | {"checkpoint": "000001", "load": str(number)})
+
+        saved = ("CHECKPOINT", "000001")
+        second = AttemptKey(trial.trial_id, attempt_id(1), "main-0")
+        for key, records in (
+            (first, [("PERIODICAL", 1), ("PERIODICAL", 2), saved]),
+            (second, [continued(0), ("PERIODICAL", 3), ("PERIODICAL", 4), ("PERIODICAL", 5), saved]),
+        ):
+            sign_attempt(experiment.folder, key)
+            path = experiment.folder.workspace.attempt(key).stream(Stream.METRICS)
+            path.parent.mkdir()
+            path.write_bytes(frames(*records))
+
+        third = AttemptKey(trial.trial_id, attempt_id(2), "main-0")
+        keeper.send(TrialStarted(third, 11.0))
+        keeper.send(Chunk(third, Stream.METRICS, 0, frames(continued(1), ("PERIODICAL", 6))))
+        await until(lambda: not engine.ingest.awaited and len(experiment.rows(trial.trial_id)) == 6)
+        await engine.runtime.durable()
+        assert values(experiment.rows(trial.trial_id)) == [1, 2, 3, 4, 5, 6]
+        (restored,) = engine.reader.trials()
+        assert (trial.run.intermediate_count, restored.run.intermediate_count) == (6, 6)
+        await engine.close()
+
+    play(scenario)
+
+
 def test_missing_results_before_a_checkpoint_are_logged(a_real_experiment, caplog):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 

@@ -76,6 +76,13 @@ def test_a_checkpoint_that_is_not_stored_yet_is_reported_as_missing():
     )
 
 
+def test_the_part_of_a_curve_up_to_an_attempt_ends_with_the_last_segment_of_that_attempt():
+    first, reloaded, later = Segment(0, TASK, -1, 100), Segment(0, TASK, 300, 400), Segment(1, TASK, 0)
+    curve = LearningCurve((first, reloaded, later))
+    assert curve.up_to(0, TASK) == (first, reloaded)
+    assert curve.up_to(1, TASK) == curve.up_to(2, TASK) == ()
+
+
 def test_a_curve_ends_if_forged_records_let_two_attempts_continue_from_each_other():
     marks = [continued(0, 0, key_of(1)), saved(0, 10), continued(1, 0, key_of(0)), saved(1, 10)]
     assert len(curve_of("t", marks, 1, TASK).segments) <= 4

@@ -103,8 +103,8 @@ class MetricsStored:
 class AttemptContinued:
     """A process of an attempt has continued from a checkpoint: its reports follow the results up to the checkpoint.
 
-    `is_late`: these results are stored only now, and the attempt may have reported since. `missing`: the attempt whose results up
-    to the checkpoint are not stored yet.
+    `is_late`: these results are stored only now, and the attempt may have reported since; no earlier event had any of them.
+    `missing`: the attempt whose results up to the checkpoint are not stored yet.
     """
 
     key: AttemptKey

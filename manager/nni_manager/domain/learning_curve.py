@@ -51,6 +51,12 @@ class LearningCurve:
     segments: tuple[Segment, ...]
     missing: AttemptKey | None = None
 
+    def up_to(self, attempt: int, task: str) -> tuple[Segment, ...]:
+        """The segments before the last one, up to the last of them of an attempt's task; none if they do not contain it."""
+        earlier = self.segments[:-1]
+        of_attempt = [n for n, each in enumerate(earlier) if (each.attempt, each.task) == (attempt, task)]
+        return earlier[: of_attempt[-1] + 1] if of_attempt else ()
+
 
 @dataclass(frozen=True, slots=True)
 class InheritedResults:

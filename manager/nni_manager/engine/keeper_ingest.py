@@ -278,22 +278,26 @@ class KeeperIngest:
             if first_of_load(marks, number, key.task, mark.load) == mark.offset:
                 first = mark.offset
         if first is not None:
-            self._report_continuation(key, curve_of(key.trial_id, marks, number, key.task, first + 1))
+            curve = curve_of(key.trial_id, marks, number, key.task, first + 1)
+            self._report_continuation(key, curve, curve.segments[:-1])
         if (successor := self._awaiting.get(key)) is not None:
-            number = next(mark.attempt for mark in marks if mark.attempt_id == successor.attempt_id)
-            curve = curve_of(key.trial_id, marks, number, successor.task)
+            later = next(mark.attempt for mark in marks if mark.attempt_id == successor.attempt_id)
+            curve = curve_of(key.trial_id, marks, later, successor.task)
             if curve.missing != key:
                 del self._awaiting[key]
-                self._report_continuation(successor, curve, is_late=True)
+                # The results after those of this attempt have been reported.
+                self._report_continuation(successor, curve, curve.up_to(number, key.task), is_late=True)
                 if successor in self._open:
                     self._report_delivered(self._open[successor])
         return first or 0
 
-    def _report_continuation(self, key: AttemptKey, curve: LearningCurve, *, is_late: bool = False) -> None:
-        """`curve`: that of the attempt, whose last segment is its own."""
+    def _report_continuation(
+        self, key: AttemptKey, curve: LearningCurve, new: Sequence[Segment], *, is_late: bool = False
+    ) -> None:
+        """`curve`: that of the attempt. `new`: its segments of earlier results that have not been reported for the attempt."""
         if curve.missing is not None:
             self._awaiting[curve.missing] = key
-        inherited = self._inherited(key.trial_id, curve.segments[:-1])
+        inherited = self._inherited(key.trial_id, new)
         self.runtime.post(events.AttemptContinued(key, inherited, is_late, curve.missing))
 
     def _inherited(self, trial_id: str, segments: Sequence[Segment]) -> InheritedResults:
