@@ -894,6 +894,38 @@ def test_a_continued_attempt_keeps_the_results_before_its_checkpoint_even_if_it_
     play(scenario)
 
 
+def test_an_attempt_that_reloads_its_checkpoint_does_not_cause_its_intermediate_results_to_be_read(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(
+        NOTHING, trialConcurrency=1, maxTrialNum=1, assessor={"builtinAssessorName": "Medianstop"}
+    )
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        trial, key, keeper = await a_connected_keeper(engine, service)
+        read, pages = [], engine.reader.segment_pages
+
+        def segment_pages(trial_id, segment, is_final=None):
+            for page in pages(trial_id, segment, is_final):
+                read.extend(page)
+                yield page
+
+        engine.reader.segment_pages = segment_pages
+        before = frames(("PERIODICAL", 1), ("FINAL", 9), ("CHECKPOINT", "000001"), ("PERIODICAL", 30))
+        keeper.send(Chunk(key, Stream.METRICS, 0, before))
+        await engine.runtime.durable()
+        source = {"trial_id": trial.trial_id, "attempt_id": key.attempt_id, "task": "main-0"}
+        source |= {"checkpoint": "000001", "load": "a"}
+        keeper.send(Chunk(key, Stream.METRICS, len(before), frames(("CONTINUED", source), ("PERIODICAL", 2))))
+        await until(lambda: trial.run.intermediate == "2")
+        assert (trial.run.intermediate_count, trial.run.final) == (2, "9")
+        assert [row.value for row in read] == ["9"]
+        await engine.close()
+
+    play(scenario)
+
+
 def test_results_of_a_chain_of_attempts_that_are_read_one_after_another_are_counted_once(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 

@@ -88,6 +88,25 @@ def test_a_curve_ends_if_forged_records_let_two_attempts_continue_from_each_othe
     assert len(curve_of("t", marks, 1, TASK).segments) <= 4
 
 
+class CountedMarks(list):
+    """Marks that count how often they are read."""
+
+    reads = 0
+
+    def __iter__(self):
+        self.reads += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("loads", [1, 300])
+def test_the_marks_are_read_as_often_for_a_curve_of_many_segments_as_for_one_of_few(loads):
+    marks = CountedMarks()
+    for n in range(loads):
+        marks += [saved(0, 10 * n, str(n)), continued(0, 10 * n + 5, key_of(0), str(n))]
+    assert len(curve_of("t", marks, 0, TASK).segments) == loads + 1
+    assert marks.reads == 2
+
+
 KEYS = st.builds(key_of, st.integers(0, 3), st.sampled_from("tp"))
 MARKS = st.one_of(
     st.builds(saved, st.integers(0, 3), st.integers(0, 20), st.sampled_from("12")),

@@ -5,6 +5,7 @@ continues from it leaves a mark that names attempt and checkpoint, before its ne
 is followed backwards from mark to mark. What an attempt reported after the checkpoint is reported again, so it counts no more.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from trial_keeper.frozen_dataclass import dataclass
@@ -63,7 +64,7 @@ class InheritedResults:
     """The results before the checkpoint from which an attempt continues.
 
     `intermediate`: the newest of the `intermediate_count` intermediate ones, `final`: the first final one, both as JSON text.
-    `numbers`: the intermediate ones in the form that the assessor receives; empty without an assessor.
+    `numbers`: the intermediate ones in the form that the assessor receives; empty if there is none, or if it has them.
     """
 
     intermediate_count: int = 0
@@ -79,19 +80,26 @@ def curve_of(
 
     Records of another trial, or of another task, belong to no curve of this one.
     """
+    continuations = _continuations(marks)
+    checkpoints: dict[tuple[str, str, str], StoredMark] = {}
+    for each in marks:
+        if each.source is None:
+            checkpoints.setdefault((each.attempt_id, each.task, each.checkpoint), each)
     segments: list[Segment] = []
     missing = None
     followed: set[StoredMark] = set()
     while True:
-        start = _last_continuation(marks, attempt, task, end_offset)
+        of_task = continuations.get((attempt, task), [])
+        before = bisect_left(of_task, end_offset, key=lambda each: each.offset)
+        start = of_task[before - 1] if before else None
         segments.append(Segment(attempt, task, -1 if start is None else start.offset, end_offset))
         if start is None or start.source is None:
             break
         source = start.source
         if (source.trial_id, source.task) != (trial_id, task):
             break
-        mark = _checkpoint(marks, source, start)
-        if mark is None:
+        mark = checkpoints.get((source.attempt_id, source.task, start.checkpoint))
+        if mark is None or (mark.attempt == start.attempt and mark.offset > start.offset):
             missing = source
             break
         if mark in followed:  # only a forged mark leads back
@@ -108,21 +116,13 @@ def first_of_load(marks: Sequence[StoredMark], attempt: int, task: str, load: st
     )
 
 
-def _last_continuation(
-    marks: Sequence[StoredMark], attempt: int, task: str, end_offset: int
-) -> StoredMark | None:
-    firsts: dict[str, StoredMark] = {}
+def _continuations(marks: Sequence[StoredMark]) -> dict[tuple[int, str], list[StoredMark]]:
+    """The first mark of each load by attempt and task, in the order of offsets."""
+    firsts: dict[tuple[int, str, str], StoredMark] = {}
     for each in marks:
-        if each.source is not None and (each.attempt, each.task) == (attempt, task):
-            firsts.setdefault(each.load, each)
-    before = [each for each in firsts.values() if each.offset < end_offset]
-    return max(before, key=lambda each: each.offset, default=None)
-
-
-def _checkpoint(marks: Sequence[StoredMark], source: AttemptKey, start: StoredMark) -> StoredMark | None:
-    for each in marks:
-        is_named = each.source is None and each.checkpoint == start.checkpoint
-        if is_named and (each.attempt_id, each.task) == (source.attempt_id, source.task):
-            is_later = each.attempt == start.attempt and each.offset > start.offset
-            return None if is_later else each
-    return None
+        if each.source is not None:
+            firsts.setdefault((each.attempt, each.task, each.load), each)
+    found: dict[tuple[int, str], list[StoredMark]] = {}
+    for each in sorted(firsts.values(), key=lambda each: each.offset):
+        found.setdefault((each.attempt, each.task), []).append(each)
+    return found

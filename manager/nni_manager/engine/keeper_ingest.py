@@ -301,18 +301,18 @@ class KeeperIngest:
         self.runtime.post(events.AttemptContinued(key, inherited, is_late, curve.missing))
 
     def _inherited(self, trial_id: str, segments: Sequence[Segment]) -> InheritedResults:
-        feedback = self.experiment.feedback
-        count, newest, final = 0, None, None
+        newest, count = self.reader.progress_of(trial_id, segments)
+        pages = partial(self.reader.segment_pages, trial_id)
+        finals = chain.from_iterable(pages(segment, True) for segment in segments)
+        final = next((page[0].value for page in finals), None)
         numbers: list[float] = []
-        for segment in segments:
-            for row in chain.from_iterable(self.reader.segment_pages(trial_id, segment)):
-                if row.is_final:
-                    final = row.value if final is None else final
-                    continue
-                count, newest = count + 1, row.value
-                if (number := feedback.seen_by_assessor(row.value)) is not None:
-                    numbers.append(number)
-        return InheritedResults(count, newest, tuple(numbers), final)
+        feedback = self.experiment.feedback
+        # The assessor of a run that has reported intermediate results has those before its checkpoint.
+        if feedback.is_assessed and not self.experiment.trials[trial_id].run.intermediate_count:
+            rows = chain.from_iterable(chain.from_iterable(pages(segment, False) for segment in segments))
+            seen = (feedback.seen_by_assessor(row.value) for row in rows)
+            numbers = [number for number in seen if number is not None]
+        return InheritedResults(count, None if newest is None else newest["value"], tuple(numbers), final)
 
     def _drop(self, key: AttemptKey) -> None:
         self._open.pop(key, None)

@@ -190,7 +190,7 @@ class StoreReader:
             for row in self._rows(progress_query, values)
         }
         for continued in self._continued(trial_id=values.get("trial_id")):
-            last, count = self._progress_of(continued)
+            last, count = self.progress_of(continued.trial_id, continued.curve.segments)
             if last is not None:
                 progress[continued.trial_id] = truncate_for_display(last["value"]), count
         all_remarks = self.all_remarks(values.get("trial_id"))
@@ -336,11 +336,11 @@ class StoreReader:
             for row in self._rows("get_continued", values)
         ]
 
-    def _progress_of(self, trial: _Continued) -> tuple[sqlite3.Row | None, int]:
-        """The newest intermediate record of a trial's learning curve, and the number of these records."""
+    def progress_of(self, trial_id: str, segments: Sequence[Segment]) -> tuple[sqlite3.Row | None, int]:
+        """The newest intermediate record in these segments of a trial's learning curve, and the number of these records."""
         newest, count = None, 0
-        for segment in trial.curve.segments:
-            values = {"trial_id": trial.trial_id} | asdict(segment)
+        for segment in segments:
+            values = {"trial_id": trial_id} | asdict(segment)
             for row in self._rows("get_progress_of_segment", values):
                 if row["count"]:
                     newest, count = row, count + row["count"]
@@ -364,7 +364,10 @@ class StoreReader:
     def latest_intermediates(self) -> list[MetricRow]:
         """The newest intermediate record of each trial."""
         latest = {row["trial_id"]: row for row in self._rows("get_latest_intermediates")}
-        newest = {trial.trial_id: self._progress_of(trial)[0] for trial in self._continued()}
+        newest = {
+            trial.trial_id: self.progress_of(trial.trial_id, trial.curve.segments)[0]
+            for trial in self._continued()
+        }
         latest |= {trial_id: row for trial_id, row in newest.items() if row is not None}
         return [_metric_of(row) for row in latest.values()]
 
