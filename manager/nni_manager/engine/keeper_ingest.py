@@ -18,6 +18,7 @@ from nni_manager.domain.learning_curve import (
     InheritedResults,
     LearningCurve,
     Segment,
+    StoredMark,
     curve_of,
     first_of_load,
 )
@@ -272,7 +273,7 @@ class KeeperIngest:
         """Report the last continuation in a stored write; returns the offset from which the records of the write count."""
         key = commit.key
         marks = self.reader.marks(key.trial_id)
-        number = next((mark.attempt for mark in marks if mark.attempt_id == key.attempt_id), 0)
+        number = _number_of(key, marks)
         first = None
         for mark in filter(_is_continuation, commit.marks):
             if first_of_load(marks, number, key.task, mark.load) == mark.offset:
@@ -281,8 +282,7 @@ class KeeperIngest:
             curve = curve_of(key.trial_id, marks, number, key.task, first + 1)
             self._report_continuation(key, curve, curve.segments[:-1])
         if (successor := self._awaiting.get(key)) is not None:
-            later = next(mark.attempt for mark in marks if mark.attempt_id == successor.attempt_id)
-            curve = curve_of(key.trial_id, marks, later, successor.task)
+            curve = curve_of(key.trial_id, marks, _number_of(successor, marks), successor.task)
             if curve.missing != key:
                 del self._awaiting[key]
                 # The results after those of this attempt have been reported.
@@ -343,6 +343,12 @@ class KeeperIngest:
                 self.runtime.post(events.AttemptSeen(key))
             ingest = self._open[key] = AttemptIngest.restored(key, self.reader.offsets(key))
         return ingest
+
+
+def _number_of(key: AttemptKey, marks: Sequence[StoredMark]) -> int:
+    """The number of an attempt that has marks; 0 if it has none."""
+    numbers = (mark.attempt for mark in marks if (mark.attempt_id, mark.task) == (key.attempt_id, key.task))
+    return next(numbers, 0)
 
 
 def _is_continuation(mark: Mark) -> bool:
