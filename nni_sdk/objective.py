@@ -13,6 +13,7 @@ from importlib import import_module
 
 from nni_sdk import trial
 from nni_sdk.errors import ObjectiveUnusable
+from nni_sdk.integrations import reporter
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ _OTHERS = 0o077
 def run_trial(folder: str) -> None:
     """Call the function with this trial's parameters, and report what it returns as the final result.
 
-    A function that has reported its final result may return None.
+    If it returns None, or exits with 0, the final result is what it has reported itself, or what its callbacks have. Without any
+    it is null, and there is none if the trial was to stop.
 
     Raises:
         ObjectiveUnusable: another user could have written the function.
@@ -48,8 +50,18 @@ def run_trial(folder: str) -> None:
         vars(sys.modules["__main__"]).update(_script_names(function))
     else:
         function = imported(name)
-    result = function(trial.get_next_parameter())
-    if result is not None or not trial._trial.final_was_reported:
+    parameters = trial.get_next_parameter()
+    trial._trial.function_may_take_them = True
+    reporter.hold_final_results()
+    try:
+        result = function(parameters)
+    except SystemExit as end:
+        if end.code:
+            raise
+        result = None
+    if result is None and not trial._trial.final_was_reported:
+        reporter.report_held_results()
+    if result is not None or not (trial._trial.final_was_reported or trial.should_stop()):
         trial.report_final_result(result)
 
 

@@ -35,22 +35,10 @@ _STANDALONE_PLATFORMS = ("", "standalone", "unittest")
 _NOT_OPEN = -1
 # No file can have this path.
 _NO_NOTICE = os.devnull + "/none"
-# A longer value would hide the sentence around it.
-_MAX_SHOWN = 80
 _MAX_NUMBER = 1e308
 
 PARAMETERS_WERE_TAKEN = "NNI_SDK_PARAMETERS_WERE_TAKEN"
 """Set in the environment of child processes, which may report what this process has asked for."""
-
-
-def _is_number(value: "Any") -> bool:
-    """True if a value of JSON is a finite number."""
-    import math
-
-    try:
-        return not isinstance(value, (bool, str)) and math.isfinite(float(value))
-    except (TypeError, OverflowError):  # a list or null, or an int beyond the range of floats
-        return False
 
 
 class TrialContext:
@@ -64,6 +52,8 @@ class TrialContext:
         self._environ = environ
         self.loaded: dict[str, Any] | None = None
         self.parameters_were_taken = False
+        self.function_may_take_them = False
+        """True until an objective function, which was called with the parameters, asks for them itself."""
         self.next_sequence = count().__next__
         self.final_was_reported = False
         self.has_warned = False
@@ -87,6 +77,16 @@ class TrialContext:
             EnvironmentIncomplete: `NNI_SYS_DIR` is not set.
         """
         return os.path.join(self.variable("NNI_SYS_DIR"), ".nni", "metrics")
+
+    @property
+    def result_metrics(self) -> "list[str]":
+        """The metrics of objectives and constraints that a final result must have; empty: a number is enough."""
+        names = self._environ.get("NNI_RESULT_METRICS")
+        if not names:
+            return []
+        import json
+
+        return list(json.loads(names))
 
     def variable(self, name: str) -> str:
         """Return a variable that every trial has.
@@ -220,50 +220,19 @@ class TrialContext:
     def warn_without_number(self, metric: object, value: str, is_final: bool = False) -> None:
         """Warn on stderr, once, of a result that tuner and assessor cannot use. `value`: its JSON text.
 
-        In an experiment with objectives or constraints of its own, only the final result must have their numbers.
+        In an experiment with objectives or constraints of its own, there may be a warning for each kind of result.
         """
-        names = self._environ.get("NNI_RESULT_METRICS")
-        if names:
-            if is_final:
-                self._warn_without_numbers(names, value)
+        # The usual result needs no import; NaN is in no range.
+        is_number = type(metric) in (int, float) and -_MAX_NUMBER < metric < _MAX_NUMBER  # type: ignore[operator]
+        names = self.result_metrics
+        if self.has_warned_of_number or (is_number and not names):
             return
-        # Without the imports below; NaN is in no range.
-        if type(metric) in (int, float) and -_MAX_NUMBER < metric < _MAX_NUMBER:  # type: ignore[operator]
-            return
-        import json
+        from nni_sdk.unusable_results import warning
 
-        reported = json.loads(value)
-        number = reported.get("default") if isinstance(reported, dict) else reported
-        if _is_number(number) or self.has_warned_of_number:
-            return
-        self.has_warned_of_number = True
-        where, hint = "is no number", ""
-        if isinstance(reported, dict):
-            where = "has no number under 'default'"
-            hint = ", or name the metric in the experiment file under objectives"
-        _log().warning(
-            "cannot use the result %s: it %s, so the tuner ignores it; "
-            "report a number, or a dict with a number under 'default'%s",
-            value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "...",
-            where,
-            hint,
-        )
-
-    def _warn_without_numbers(self, names: str, value: str) -> None:
-        import json
-
-        reported = json.loads(value)
-        if not isinstance(reported, dict):
-            reported = {"default": reported}
-        missing = [repr(name) for name in json.loads(names) if not _is_number(reported.get(name))]
-        if missing and not self.has_warned_of_number:
-            self.has_warned_of_number = True
-            _log().warning(
-                "cannot use the result %s: it has no number under %s, so the trial has no result; "
-                "report a dict with these numbers",
-                value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "...",
-                ", ".join(missing),
-            )
+        text = warning(value, names, is_final)
+        if text:
+            self.has_warned_of_number = is_final or not names
+            _log().warning(text)
 
     def append(self, data: bytes) -> None:
         """Append one record to the open file."""
@@ -311,7 +280,8 @@ _trial = TrialContext(os.environ)
 def get_next_parameter() -> "Any":
     """Return the parameters that the tuner chose for this trial, as a dict; None after the first call.
 
-    Outside an experiment: an empty dict, and a warning on stderr.
+    A function that is the objective, and was called with them, may still ask for them once. Outside an experiment: an empty dict,
+    and a warning on stderr.
 
     Raises:
         ParametersMissing: the parameter file is absent or damaged.
@@ -324,8 +294,9 @@ def get_next_parameter() -> "Any":
             "Start an experiment with: nnictl create --config <file>"
         )
         _trial.loaded = {"parameter_id": None, "parameters": {}}
-    elif _trial.parameters_were_taken:
+    elif _trial.parameters_were_taken and not _trial.function_may_take_them:
         return None
+    _trial.function_may_take_them = False
     parameters = _trial.parameter_file()["parameters"]
     if not _trial.parameters_were_taken:
         _trial.parameters_were_taken = True

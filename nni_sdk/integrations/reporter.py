@@ -6,6 +6,7 @@ import os
 import sys
 
 import nni_sdk
+from nni_sdk import trial
 from nni_sdk.errors import MetricAbsent
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
@@ -14,6 +15,20 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CHOICES = {"min": min, "max": max}
+
+_held = {}  # type: dict[int, list[Any]]
+"""The final results that the process of an objective function holds back, by its id: a child of `fork` is another process."""
+
+
+def hold_final_results() -> None:
+    """Hold back the final results of all callbacks in this process: they count only if the objective function returns None."""
+    _held[os.getpid()] = []
+
+
+def report_held_results() -> None:
+    """Report the final results that this process has held back, in order."""
+    for report in _held.pop(os.getpid()):
+        report()
 
 
 def is_first_process() -> bool:
@@ -52,7 +67,7 @@ class MetricReporter:
             MetricAbsent: `metrics` lacks it. Otherwise as `nni_sdk.report_intermediate_result`.
         """
         value = float(metrics[self._name_in(metrics)])
-        nni_sdk.report_intermediate_result(value)
+        nni_sdk.report_intermediate_result(self._result(value))
         if self.final is None or self._choose is None or math.isnan(self.final):
             self.final = value
         elif not math.isnan(value):
@@ -74,11 +89,20 @@ class MetricReporter:
         """Report the final result, the first time this is called; nothing as long as there is no intermediate result.
 
         `final`: in place of the last or best value. A trial that the assessor has stopped has none: its tuner learns from the
-        intermediate results, and a value of unfinished training would count as that of a complete one.
+        intermediate results, and a value of unfinished training would count as that of a complete one. Nothing is reported
+        either if objectives and constraints need more than this metric: the training code must report all their numbers.
         """
-        if self.final is not None and not self._is_finished and nni_sdk.stop_reason() != "early stopped":
-            self._is_finished = True
-            nni_sdk.report_final_result(self.final if final is None else final)
+        if self.final is None or self._is_finished or nni_sdk.stop_reason() == "early stopped":
+            return
+        self._is_finished = True
+        result = self._result(self.final if final is None else final)
+        if not set(trial._trial.result_metrics) <= set(result if isinstance(result, dict) else ["default"]):
+            return
+        held = _held.get(os.getpid())
+        if held is None:
+            nni_sdk.report_final_result(result)
+        else:
+            held.append(lambda: nni_sdk.report_final_result(result))
 
     def finish(self, names: "Iterable[str]") -> None:
         """Report the final result at the end of training. `names`: the metrics that it had.
@@ -91,13 +115,21 @@ class MetricReporter:
         self.report_final_result()
 
     def report_final_result_at_exit(self) -> None:
-        """Report the final result when Python exits without an exception. For frameworks that do not announce the end."""
+        """Report the final result when Python exits without an exception. For frameworks that do not announce the end.
+
+        In the process of an objective function that is when the function has returned None.
+        """
 
         def report() -> None:
             if not hasattr(sys, "last_value"):  # the exception that ends Python
                 self.report_final_result()
 
-        atexit.register(report)
+        held = _held.get(os.getpid())
+        (atexit.register if held is None else held.append)(report)
+
+    def _result(self, value: float) -> object:
+        """Return the value under the name of its objective or constraint; without one of this name, the value."""
+        return {self.metric: value} if self.metric in trial._trial.result_metrics else value
 
     def absent(self, names: "Iterable[str]") -> MetricAbsent:
         """Return the error for a metric that this training does not have. `names`: those that it has."""

@@ -40,7 +40,8 @@ class NNICallback(TrainingCallback):
         self._history = evals_log
         if self._is_first_process():
             self._reporter.report_history(evals_log)
-            self.training.round_ended(model.save_model)
+            # The boosters of xgboost.cv have no save_model.
+            self.training.round_ended(lambda path: model.save_model(path))  # noqa: PLW0108
         stops = nni_sdk.should_stop()
         if collective.get_world_size() == 1:
             return stops

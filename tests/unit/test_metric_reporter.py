@@ -20,9 +20,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def begin_attempt(folder, monkeypatch, parameters):
+def begin_attempt(folder, monkeypatch, parameters, **further):
     (folder / "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": parameters}))
-    environ = {"NNI_PLATFORM": "local", "NNI_SYS_DIR": str(folder), "NNI_TRIAL_JOB_ID": "tRiAl"}
+    environ = {"NNI_PLATFORM": "local", "NNI_SYS_DIR": str(folder), "NNI_TRIAL_JOB_ID": "tRiAl", **further}
     monkeypatch.setattr("nni_sdk.trial._trial", TrialContext(environ))
     nni_sdk.get_next_parameter()
 
@@ -30,7 +30,7 @@ def begin_attempt(folder, monkeypatch, parameters):
 def reported(folder):
     path = folder / ".nni/metrics"
     records = decode(path.read_bytes(), 0).records if path.exists() else []
-    return [(each.type, float(each.value)) for each in records]
+    return [(each.type, json.loads(each.value)) for each in records]
 
 
 @pytest.mark.parametrize(("best", "final"), [(None, 2.0), ("min", 1.0), ("max", 3.0)])
@@ -121,3 +121,23 @@ def test_an_error_is_raised_if_a_training_lacks_the_chosen_metric_and_its_trial_
     (folder / "stop_notice.json").write_text('{"reason": "early stopped"}')
     reporter.finish({"loss": 1})
     assert reported(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["auc"], [("PERIODICAL", {"auc": 0.5}), ("FINAL", {"auc": 0.5})]),
+        (["auc", "ms"], [("PERIODICAL", {"auc": 0.5})]),
+        (["ms"], [("PERIODICAL", 0.5)]),
+        (["default"], [("PERIODICAL", 0.5), ("FINAL", 0.5)]),
+        (["default", "ms"], [("PERIODICAL", 0.5)]),
+    ],
+)
+def test_a_callback_reports_a_final_result_only_if_it_has_all_numbers_of_the_objectives(
+    folder, monkeypatch, names, expected
+):
+    begin_attempt(folder, monkeypatch, {}, NNI_RESULT_METRICS=json.dumps(names))
+    reporter = MetricReporter("auc")
+    reporter.report({"auc": 0.5})
+    reporter.finish(["auc"])
+    assert reported(folder) == expected

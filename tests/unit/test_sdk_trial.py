@@ -569,6 +569,7 @@ def test_an_unknown_name_in_the_sdk_raises_an_attribute_error():
         ("[1, 2]", "cannot use the result [1, 2]: it is no number"),
         ("10 ** 400", "it is no number"),
         ("True", "cannot use the result true: it is no number"),
+        ("None", "under 'default'; a function without `return` returns None"),
         ("list(range(100))", "...: it is no number"),
     ],
 )
@@ -603,3 +604,25 @@ def test_a_final_result_causes_a_warning_unless_it_has_a_number_for_each_objecti
     result = run_python(code, environ | {"NNI_RESULT_METRICS": '["acc", "ms"]'})
     assert (result.returncode, result.stderr.count("cannot use the result")) == (0, bool(said))
     assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (
+            "0.5",
+            "cannot assess the intermediate result 0.5: it has no number under 'acc' or 'ms'; if the experiment",
+        ),
+        ("{'loss': 1}", "report a dict with this number"),
+        ("{'ms': 2}", ""),
+    ],
+)
+def test_an_intermediate_result_without_a_number_of_any_objective_causes_a_single_warning(
+    environ, metric, said
+):
+    final = "nni.report_final_result({'acc': 0.9})"
+    code = ASKED + f"[nni.report_intermediate_result({metric}) for _ in range(3)]; {final}"
+    result = run_python(code, environ | {"NNI_RESULT_METRICS": '["acc", "ms"]'})
+    assert (result.returncode, result.stderr.count("cannot assess")) == (0, bool(said))
+    assert said in result.stderr
+    assert "it has no number under 'ms', so the trial has no result" in result.stderr
