@@ -68,7 +68,7 @@ def save_checkpoint(
 
     Raises:
         CheckpointTooLarge: the checkpoint has more than `max_bytes`. Nothing was saved.
-        CheckpointInvalid: the checkpoint contains a link, a pipe or the like. Nothing was saved.
+        CheckpointInvalid: the source is something else, or the checkpoint contains a link, a pipe or the like. Nothing was saved.
         CheckpointNotSaved: the storage is full or read-only, or the source cannot be read. Nothing was saved.
         ParametersMissing, EnvironmentIncomplete, MetricNotWritten: as `report_intermediate_result`.
     """
@@ -104,13 +104,20 @@ def save_checkpoint(
         "bytes": size,
         "reports": _reports_of(context),
     }
-    if not context.is_standalone:
-        context.append_mark("CHECKPOINT", json.dumps(name))
+    is_marked = False
     try:
-        _replace(path + ".json", manifest)
+        if not context.is_standalone:
+            context.append_mark("CHECKPOINT", json.dumps(name))
+            is_marked = True
+        try:
+            _replace(path + ".json", manifest)
+        except OSError as error:
+            _not_saved(folder, error)
+    except BaseException:
+        _discard(path, is_marked)
+        raise
+    with suppress(OSError):  # the next save removes them
         _remove_old(context, folder, keep)
-    except OSError as error:
-        _not_saved(folder, error)
     return os.path.join(path, entry) if entry else path
 
 
@@ -158,7 +165,13 @@ def _fill(source: "Any", new: str) -> str:
     if callable(source):
         source(new)
         return ""
-    path = os.fspath(source)
+    try:
+        path = os.fspath(source)
+    except TypeError as error:
+        raise CheckpointInvalid(
+            f"cannot save a {type(source).__name__} as a checkpoint: it is neither a path nor a function; write it to a file and "
+            "pass its path, or pass a function that is called with the path of a new folder and writes it there"
+        ) from error
     try:
         if os.path.isdir(path):
             for name in os.listdir(path):
@@ -336,6 +349,20 @@ def _reports_of(context: "TrialContext") -> int:
     return int(text[text.index("(") + 1 : -1])
 
 
+def _discard(path: str, is_marked: bool) -> None:
+    """Free the space of a checkpoint whose manifest is missing. If it has a mark, its empty folder stays.
+
+    A second mark with the same number would be ignored: the manager joins the results of attempts at the first one.
+    """
+    for name in (path + ".json", _partial(path + ".json")):
+        with suppress(OSError):
+            os.unlink(name)
+    shutil.rmtree(path, ignore_errors=True)
+    if is_marked:
+        with suppress(OSError):
+            os.mkdir(path)
+
+
 def _remove_old(context: "TrialContext", folder: str, keep: int) -> None:
     """Remove all but the newest checkpoints of this trial, and never the newest one that a later attempt may load."""
     names = _names_in(folder)
@@ -357,9 +384,13 @@ def _remove_old(context: "TrialContext", folder: str, keep: int) -> None:
             shutil.rmtree(os.path.join(attempts, each, task, "checkpoints"), ignore_errors=True)
 
 
+def _partial(path: str) -> str:
+    return f"{path}.{os.getpid()}"
+
+
 def _replace(path: str, content: object) -> None:
     """Write a JSON file that readers see complete or not at all, also after a power cut."""
-    new = f"{path}.{os.getpid()}"
+    new = _partial(path)
     with open(new, "w", encoding="utf-8") as file:
         json.dump(content, file)
         file.flush()

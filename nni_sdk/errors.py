@@ -50,7 +50,7 @@ class SeedInvalid(SdkError, TypeError):
 
 
 class CheckpointInvalid(SdkError):
-    """A checkpoint was refused: its files have changed, belong to another user, or are not files."""
+    """A checkpoint was refused: its files have changed, belong to another user, or are not files; or its source is no path."""
 
 
 class CheckpointTooLarge(SdkError, ValueError):

@@ -2,6 +2,7 @@
 number and the size of checkpoints are limited.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import pytest
 from deadlines import DEADLINE_S
 
 import nni_sdk as nni
-from nni_sdk.errors import CheckpointInvalid, CheckpointNotSaved, CheckpointTooLarge
+from nni_sdk.errors import CheckpointInvalid, CheckpointNotSaved, CheckpointTooLarge, MetricNotWritten
 from nni_sdk.records import Mark, decode
 from nni_sdk.trial import TrialContext
 
@@ -316,6 +317,44 @@ def test_no_checkpoint_remains_if_a_save_fails_before_the_manifest_is_written(at
     attempt(SECOND, sources)
     assert [source["name"] for source in sources] == ["000001"]
     assert loaded() == "whole"
+
+
+def test_a_failed_save_frees_its_space_and_its_number_is_not_used_twice_if_it_has_a_mark(
+    attempt, monkeypatch
+):
+    folder = attempt()
+    with monkeypatch.context() as patched:
+        patched.setattr(TrialContext, "append", full_disk)
+        with pytest.raises(MetricNotWritten):
+            nni.save_checkpoint(saving("without a mark"))
+    assert [*(folder / "checkpoints").iterdir()] == []
+    with monkeypatch.context() as patched:
+        patched.setattr("nni_sdk.checkpoints.os.replace", full_disk)
+        with pytest.raises(CheckpointNotSaved, match="No space left on device"):
+            nni.save_checkpoint(saving("without a manifest"))
+    assert [path.name for path in (folder / "checkpoints").rglob("*")] == ["000001"]
+    assert Path(nni.save_checkpoint(saving("whole"))).name == "000002"
+    assert stream(folder) == ["000001", "000002"]
+
+
+def full_disk(*_):
+    raise MetricNotWritten(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_checkpoint_is_saved_even_if_old_checkpoints_cannot_be_removed(attempt, monkeypatch):
+    attempt()
+    monkeypatch.setattr("nni_sdk.checkpoints._remove_old", full_disk)
+    nni.save_checkpoint(saving("whole"))
+    assert loaded() == "whole"
+
+
+def test_a_source_that_is_neither_a_path_nor_a_function_is_refused(attempt):
+    folder = attempt()
+    with pytest.raises(
+        CheckpointInvalid, match=r"cannot save a dict as a checkpoint: .* pass its path, or pass a function"
+    ):
+        nni.save_checkpoint({"model": 1})
+    assert [*(folder / "checkpoints").iterdir()] == []
 
 
 def test_the_function_checkpoint_dir_returns_the_checkpoint_folder_of_the_trial(attempt, tmp_path):
