@@ -87,6 +87,7 @@ def test_intermediate_results_are_counted_and_only_the_latest_result_is_kept() -
         ("NaN", "it is NaN, not a finite number; "),
         ('{"loss": 1}', 'it is a dict without "default" (it has "loss"); '),
         ('"good"', 'it is "good", a str; '),
+        ("null", 'under "default"; if the objective is a function, it returned None: add `return`'),
     ],
 )
 def test_a_final_result_without_a_number_is_stored_and_not_reported_to_the_tuner(value, reason) -> None:

@@ -22,6 +22,7 @@ NO_NUMBERS_IN_FINAL_RESULT = (
     "the final result has not all numbers of objectives and constraints: it is {}; "
     "report a dict with a number under {}"
 )
+FUNCTION_RETURNED_NONE = "; if the objective is a function, it returned None: add `return`"
 OFFSET_OF_INHERITED = -1
 """`final_offset` of a final result that an earlier attempt reported: it precedes any stop of this one."""
 METRICS_ARE_CUT = "its metrics are cut"
@@ -120,11 +121,10 @@ class TrialRun:
     def why_without_result(self, warning: str) -> str:
         """Why a trial that succeeded has no number for the tuner. `warning`: those of the trial."""
         if self.final is not None:
-            if self.unusable:
-                return self.unusable
-            return NO_NUMBER_IN_FINAL_RESULT.format(
+            reason = self.unusable or NO_NUMBER_IN_FINAL_RESULT.format(
                 reason_without_reward(self.final), objective_hint(self.final)
             )
+            return f"{reason}{FUNCTION_RETURNED_NONE}" if self.final == "null" else reason
         if METRICS_FILE_WAS in warning:
             return NO_FINAL_RESULT_IN_CHANGED_FILE
         return NO_FINAL_RESULT_BEFORE_THE_CUT if METRICS_ARE_CUT in warning else NO_FINAL_RESULT
