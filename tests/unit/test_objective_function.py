@@ -5,6 +5,7 @@ import functools
 import json
 import pickle
 import sys
+import traceback
 
 import numpy
 import pytest
@@ -84,6 +85,44 @@ def test_a_callable_that_cannot_be_imported_is_pickled(module, of):
     assert made.modules[0] == "cloudpickle"
     copied = pickle.loads(made.pickled)  # noqa: S301 - this process has created the pickle
     assert callable(copied)
+
+
+def test_tracebacks_of_a_copied_function_contain_the_file_name_and_the_source_lines():
+    class Model:
+        def divide(self, x):
+            def inner():
+                return 1 / x
+
+            return inner()
+
+    copied = pickle.loads(ObjectiveFunction.of(lambda parameters: Model().divide(0)).pickled)  # noqa: S301
+    with pytest.raises(ZeroDivisionError) as raised:
+        copied({})
+    shown = traceback.extract_tb(raised.value.__traceback__)[1:]
+    assert [(frame.filename, frame.name) for frame in shown] == [
+        (__file__, name) for name in ("<lambda>", "divide", "inner")
+    ]
+    assert shown[-1].line == "return 1 / x"
+
+
+async def asynchronous(parameters):
+    return 1
+
+
+class AsynchronousModel:
+    async def __call__(self, parameters):
+        return 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [asynchronous, functools.partial(asynchronous), AsynchronousModel(), AsynchronousModel().__call__],
+)
+def test_an_asynchronous_function_is_refused_with_a_remedy(function):
+    with pytest.raises(
+        UserError, match=r"it is asynchronous.* lambda parameters: asyncio\.run\(FUNCTION\(parameters"
+    ):
+        ObjectiveFunction.of(function)
 
 
 def test_a_pickled_function_lists_the_installed_modules_to_import_in_advance():

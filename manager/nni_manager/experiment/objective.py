@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import importlib.util
 import inspect
+import io
 import json
+import marshal
 import os
 import shlex
 import sys
@@ -63,7 +65,7 @@ class ObjectiveFunction:
         """The objective that calls `function` with the parameters of a trial, and reports what it returns.
 
         Raises:
-            UserError: this is no function, or it can neither be imported nor pickled.
+            UserError: this is no function, it is asynchronous, or it can neither be imported nor pickled.
         """
         if not callable(function):
             raise UserError(
@@ -73,6 +75,11 @@ class ObjectiveFunction:
         path = tuple(os.path.abspath(each) for each in sys.path)
         module = _module_of(function)
         name = f"{module}:{getattr(function, '__qualname__', type(function).__qualname__)}"
+        if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
+            raise UserError(
+                f"cannot use {name} as the objective: it is asynchronous, so a call returns a coroutine and no result; pass a "
+                "function that runs it: lambda parameters: asyncio.run(FUNCTION(parameters))"
+            )
         if _is_importable(name, function):
             names = vars(sys.modules[module])
             used = [names[each] for each in names if not each.startswith("__")]
@@ -180,14 +187,23 @@ def _is_importable(name: str, function: object) -> bool:
 def _pickled(function: object, name: str) -> bytes:
     import cloudpickle  # few experiments need it
 
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, each: object) -> Any:
+            if isinstance(each, CodeType):
+                with suppress(ValueError):  # a constant that no compiler creates
+                    # As in a .pyc file. cloudpickle replaces the name of the file, which tracebacks need.
+                    return marshal.loads, (marshal.dumps(each),)
+            return super().reducer_override(each)
+
+    copied = io.BytesIO()
     try:
-        copied: bytes = cloudpickle.dumps(function)
+        Pickler(copied).dump(function)
     except Exception as error:  # objects raise what they like
         raise UserError(
             f"cannot copy the function {name} for the processes of trials: {error}; create what it uses inside the function, "
             "or move the function to a module"
         ) from error
-    return copied
+    return copied.getvalue()
 
 
 def _used_by(function: object) -> Iterator[object]:
