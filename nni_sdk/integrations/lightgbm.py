@@ -27,6 +27,11 @@ class NNICallback:
     """
 
     def __init__(self, metric: str, best: "str | None" = None, *, checkpoints: bool = False) -> None:
+        if isinstance(best, str) and best not in ("min", "max"):
+            raise ValueError(
+                f"cannot use best={best!r} for the final result; write 'min', 'max', or None for the last value. Optuna's "
+                f"second argument, the data set, is part of the metric here: NNICallback({best + '-' + metric!r})"
+            )
         self._reporter = MetricReporter(metric, best)
         self.training = ContinuedTraining(self._reporter, is_saved=checkpoints)
         # After `record_evaluation` (20), whose log is then complete, and before `early_stopping` (30), which ends training.

@@ -175,3 +175,11 @@ def test_lightning_refuses_processes_that_continue_from_different_checkpoints():
         hooks.on_fit_start(trainer, None)
     hooks.training.rounds = 2
     hooks.on_fit_start(trainer, None)
+
+
+def test_the_data_set_as_a_second_argument_of_lightgbm_is_refused_with_the_full_name_of_the_metric():
+    pytest.importorskip("lightgbm")
+    from nni_sdk.integrations.lightgbm import LightGBMPruningCallback
+
+    with pytest.raises(ValueError, match=r"cannot use best='valid_0'.*NNICallback\('valid_0-auc'\)$"):
+        LightGBMPruningCallback("auc", "valid_0")
