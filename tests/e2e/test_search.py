@@ -148,9 +148,9 @@ def test_search_uses_another_port_if_8080_is_taken(place):
 
 
 def test_search_names_an_invalid_argument_in_its_error(place):
-    with pytest.raises(ConfigInvalid, match=r"cannot use config\.search_space\.x: \"unifrm\" is not a type"):
+    with pytest.raises(ConfigInvalid, match=r"cannot use space\.x: \"unifrm\" is not a type"):
         search(len, {"x": {"_type": "unifrm", "_value": [0, 1]}})
-    with pytest.raises(ConfigInvalid, match=r"cannot use config\.trial_concurrency"):
+    with pytest.raises(ConfigInvalid, match=r"cannot use concurrency"):
         search(len, SPACE, concurrency=0)
     with pytest.raises(UserError, match="cannot use seed=1 together with a configured tuner"):
         search(len, SPACE, tuner=AlgorithmConfig(name="TPE"), seed=1)
@@ -182,7 +182,7 @@ def test_search_names_an_invalid_argument_in_its_error(place):
         {"objectives": {"metric": "a", "mode": "minimize"}},
         {"assessor": 5},
     ):
-        with pytest.raises(ConfigInvalid, match=rf"cannot use config\.{next(iter(wrong))}"):
+        with pytest.raises(ConfigInvalid, match=rf"cannot use {next(iter(wrong))}"):
             search(len, SPACE, **wrong)
     with pytest.raises(ConfigInvalid, match="a name must be text"):
         search(len, {1: {"_type": "uniform", "_value": [0, 1]}})

@@ -106,13 +106,18 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is most similar to `word`, in any case; None if none is similar."""
+    by_folded = {name.casefold(): name for name in known}
+    found = difflib.get_close_matches(
+        word.casefold(), by_folded, n=1, cutoff=_MIN_SIMILARITY[len(word) > _SHORT]
+    )
+    return by_folded[found[0]] if found else None
+
+
 def remedy_for_unknown(word: str, known: Iterable[str], *, verb: str = "use", otherwise: str = "") -> str:
     """The remedy for an unknown word: the nearest known word, and the list of all. `otherwise` follows if none is near."""
     known = list(known)
-    by_folded = {name.casefold(): name for name in known}
-    nearest = difflib.get_close_matches(
-        word.casefold(), by_folded, n=1, cutoff=_MIN_SIMILARITY[len(word) > _SHORT]
-    )
-    if nearest:
-        return f"did you mean {by_folded[nearest[0]]}? (known: {', '.join(known)})"
+    if (found := nearest(word, known)) is not None:
+        return f"did you mean {found}? (known: {', '.join(known)})"
     return f"{verb} one of {', '.join(known)}{otherwise}"

@@ -14,6 +14,7 @@ from nni_manager.experiment.config import ExperimentConfig
 from nni_manager.experiment.data import TrialJob
 from nni_manager.experiment.experiment import Experiment, Function, Port
 from nni_manager.experiment.plots import Plots
+from nni_manager.experiment.search_arguments import check_arguments, in_search_terms
 from nni_manager.experiment.sections import AlgorithmConfig
 from trial_keeper.frozen_dataclass import dataclass
 
@@ -24,23 +25,6 @@ if TYPE_CHECKING:
 
 Algorithm: TypeAlias = "str | AlgorithmConfig | Mapping[str, Any]"
 """A tuner, assessor or advisor: its name, or its configuration."""
-
-_ARGUMENTS = {
-    "searchspace": "use its argument `space`",
-    "maxtrialnumber": "use its argument `trials`",
-    "ntrials": "use its argument `trials`",
-    "trialconcurrency": "use its argument `concurrency`",
-    "numsamples": "use its argument `trials`",
-    "njobs": "use its argument `concurrency`",
-    "maxconcurrenttrials": "use its argument `concurrency`",
-    "timeout": "max_experiment_duration='10m' limits the search, max_trial_duration='1m' each trial",
-    "sampler": "use its argument `tuner`",
-    "pruner": "use its argument `assessor`",
-    "direction": "maximize=True searches for large results; without it, small ones are better",
-    "trialcodedirectory": "the function runs in the current directory; change that with os.chdir()",
-    "trainingserviceplatform": "its trials run on this machine; remove it",
-}
-"""Fields of `ExperimentConfig`, and names of other tools, that arguments of `search` replace: why, with the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,29 +137,35 @@ def search(
     Raises:
         ConfigInvalid, UserError, RetryableError: see `Experiment.run`.
     """
-    for name in fields:
-        if (argument := _ARGUMENTS.get(folded(name))) is not None:
-            raise UserError(f"cannot use {name} in a search: {argument}")
+    check_arguments(function, maximize, fields, own=("space", "trials", *(search.__kwdefaults__ or ())))
+    with in_search_terms(seed):
+        config = _config(space, trials, concurrency, fields)
+        if advisor is not None:
+            for name, value in (("tuner", tuner), ("assessor", assessor)):
+                if value is not None:
+                    raise UserError(
+                        f"cannot use {name}={_shown(value)} together with advisor={_shown(advisor)}: an advisor replaces both "
+                        f"tuner and assessor; remove {name} or advisor"
+                    )
+            proposer = config.advisor = _proposer("advisor", advisor, seed)
+        else:
+            proposer = config.tuner = _proposer("tuner", tuner, seed)
+        if assessor is not None:
+            config.assessor = _copied(assessor)
+        _set_direction(config, proposer, maximize=maximize)
+        with Experiment(config) as experiment:
+            experiment.run(port, objective=function)
+            # Before the manager ends: it answers sooner than the store is opened here.
+            return SearchResult(experiment)
+
+
+def _config(
+    space: Mapping[str, Any], trials: int, concurrency: int, fields: Mapping[str, Any]
+) -> ExperimentConfig:
     has_service = any(folded(name) == "trainingservice" for name in fields)
     config = ExperimentConfig(None if has_service else "local", **fields)  # `run` refuses other platforms
     config.search_space, config.max_trial_number, config.trial_concurrency = space, trials, concurrency
-    if advisor is not None:
-        for name, value in (("tuner", tuner), ("assessor", assessor)):
-            if value is not None:
-                raise UserError(
-                    f"cannot use {name}={_shown(value)} together with advisor={_shown(advisor)}: an advisor replaces both "
-                    f"tuner and assessor; remove {name} or advisor"
-                )
-        proposer = config.advisor = _proposer("advisor", advisor, seed)
-    else:
-        proposer = config.tuner = _proposer("tuner", tuner, seed)
-    if assessor is not None:
-        config.assessor = _copied(assessor)
-    _set_direction(config, proposer, maximize=maximize)
-    with Experiment(config) as experiment:
-        experiment.run(port, objective=function)
-        # Before the manager ends: it answers sooner than the store is opened here.
-        return SearchResult(experiment)
+    return config
 
 
 def _set_direction(config: ExperimentConfig, proposer: AlgorithmConfig, *, maximize: bool) -> None:
