@@ -188,7 +188,10 @@ def test_the_live_view_describes_a_failed_trial_in_one_line(changed, expected):
         (a_summary("DONE", counts={"FAILED": 3}, latestFailures=[a_trial()]),
          "cannot finish experiment GvTf2bVe: none of 3 trials succeeded; the last one (aB3dE): exit code 1: ModuleNotFoundError"),
         (a_summary("DONE", counts={"USER_CANCELED": 3}),
-         "cannot finish experiment GvTf2bVe: none of 3 trials succeeded, and none"),
+         "cannot finish experiment GvTf2bVe: none of 3 trials succeeded: 3 stopped by user; `nnictl trial ls GvTf2bVe` shows"),
+        (a_summary("DONE", counts={"SYS_CANCELED": 2, "EARLY_STOPPED": 1}),
+         "cannot finish experiment GvTf2bVe: none of 3 trials succeeded: 2 stopped at the time limit, 1 early stopped; raise "
+         "maxTrialDuration; "),
         (a_summary("DONE", counts={"SUCCEEDED": 3, "FAILED": 1}, latestFailures=[a_trial()], constraints=["size_mb ≤ 80"]),
          "cannot find a best trial of experiment GvTf2bVe: each of 3 results violates a constraint (size_mb ≤ 80); loosen it"),
         (a_summary("STOPPED", counts={"SUCCEEDED": 3}), "cannot finish experiment GvTf2bVe: it was stopped after 3/20 trials; "),

@@ -20,7 +20,7 @@ from nni_manager.experiment import (
     UnsupportedName,
 )
 from nni_manager.experiment import progress as progress_module
-from nni_manager.experiment.data import PandasMissing, TrialMetricData, frame_of
+from nni_manager.experiment.data import PandasMissing, TrialJob, TrialMetricData, frame_of
 from nni_manager.experiment.progress import NotebookView, is_in_notebook
 from nni_manager.experiment.queries import NotStarted
 from nni_manager.store.folders import ExperimentFolder
@@ -330,6 +330,37 @@ def test_a_metric_value_is_decoded_from_json():
         "data": '"it\'s \\"fine\\""',
     }
     assert TrialMetricData.of(document).data == 'it\'s "fine"'
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "expected"),
+    [
+        ("SYS_CANCELED", "time limit", "time limit"),
+        ("USER_CANCELED", "stopped by user", "stopped by user"),
+        ("EARLY_STOPPED", "early stopped", "early stopped"),
+        ("FAILED", "non-zero exit", "exit code 3"),
+        ("SUCCEEDED", "succeeded", ""),
+        ("RUNNING", None, ""),
+    ],
+)
+def test_the_message_of_a_trial_without_success_is_the_reason_of_its_end(status, reason, expected):
+    document = {
+        "trialJobId": "aB3dE",
+        "status": status,
+        "state": status,
+        "hyperParameters": [],
+        "logPath": "/log",
+    }
+    document |= {
+        "sequenceId": 0,
+        "value": None,
+        "parameters": {},
+        "message": "",
+        "reason": reason,
+        "exitCode": 3,
+    }
+    assert TrialJob.of(document).message == expected
+    assert TrialJob.of(document | {"message": "more"}).message == "more"
 
 
 def test_the_log_tail_prints_the_complete_lines_that_were_appended_after_its_start(tmp_path, capsys):

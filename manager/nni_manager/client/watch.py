@@ -32,7 +32,7 @@ _OVER = ("DONE", "ERROR", "STOPPED")
 _ENDED = ("SUCCEEDED", "FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED")
 _STATE_LABELS = {
     "USER_CANCELED": "stopped by user",
-    "SYS_CANCELED": "out of time",
+    "SYS_CANCELED": "stopped at the time limit",
     "EARLY_STOPPED": "early stopped",
 }
 _COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "ERROR": "red", "DONE": "green"}
@@ -365,9 +365,12 @@ def verdict(summary: Summary) -> ExperimentFailed | None:
             f"({', '.join(summary['constraints'])}); loosen it, or run more trials"
         )
     if not failures:
+        counts = [(summary["counts"].get(state, 0), label) for state, label in _STATE_LABELS.items()]
+        how = ", ".join(f"{count} {label}" for count, label in counts if count) or "none has ended"
+        more = "raise maxTrialDuration; " if summary["counts"].get("SYS_CANCELED") else ""
         return ExperimentFailed(
-            f"cannot finish experiment {name}: none of {ended(summary)} trials succeeded, and none failed; "
-            f"`nnictl trial ls {name}` shows how each ended"
+            f"cannot finish experiment {name}: none of {ended(summary)} trials succeeded: {how}; "
+            f"{more}`nnictl trial ls {name}` shows how each ended"
         )
     trial = failures[0]
     return ExperimentFailed(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import pandas
 
 
+_WITHOUT_SUCCESS = ("FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED")
+
+
 class PandasMissing(UserError, ImportError):
     """cannot create a data frame: pandas is not installed; run `pip install pandas`, or use list_trial_jobs() or export_data()"""
 
@@ -118,7 +121,7 @@ class TrialJob:
             finalMetricData=[TrialMetricData.of(each) for each in document.get("finalMetricData", ())],
             sequenceId=document["sequenceId"],
             value=document["value"],
-            message=document["message"] or (why(document) if document["status"] == "FAILED" else ""),
+            message=document["message"] or (why(document) if document["status"] in _WITHOUT_SUCCESS else ""),
             parameters=document["parameters"],
             tags=document.get("tags", []),
             note=document.get("note", ""),
