@@ -259,11 +259,11 @@ def export(
         text = to_json(records)
     elif all_trials:
         values = {each["trialJobId"]: each["value"] for each in records}
-        names, rows = results.all_trials(known.trial_list(), values, objectives.metrics)
+        trials, further = known.trial_list(), {}
         if objectives.has_several:
-            front = {each["trialJobId"]: each["onFront"] for each in records}
-            names = [*names, "onFront"]
-            rows = [row | {"onFront": front.get(row["trialJobId"], False)} for row in rows]
+            front = {each["trialJobId"] for each in records if each["onFront"]}
+            further["onFront"] = {each["id"]: each["id"] in front for each in trials}
+        names, rows = results.all_trials(trials, values, objectives.metrics, further)
         text = table_of(names, [row | {"tags": " ".join(row["tags"])} for row in rows])
     elif nni_columns or options.prefers_nni_output():
         text = nni_output.to_csv(records)

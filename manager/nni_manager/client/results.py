@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 _COLUMNS = ("trialJobId", "value", "intermediate")
@@ -15,18 +16,22 @@ NO_RESULT = object()
 
 
 def all_trials(
-    trials: Sequence[Mapping[str, Any]], results: Mapping[str, Any], metrics: Sequence[str] = ("default",)
+    trials: Sequence[Mapping[str, Any]],
+    results: Mapping[str, Any],
+    metrics: Sequence[str] = ("default",),
+    further: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """The names of the columns, and a row for each trial, also without a result.
 
-    The columns are those of `flat_columns`, and `number`, `state`, `durationS`, `tags` and `note`.
+    The columns are those of `flat_columns`, `number`, `state`, `durationS`, `tags` and `note`, and those of `further`.
 
     `trials`: entries of the list of trials; `results`: the final results that count, by trial; `metrics`: see `flat_columns`.
+    `further`: the values of each further column, by trial.
     """
-    fixed = ("number", "state", "durationS", "tags", "note")
+    last = ("state", "durationS", "tags", "note", *further)
     names, rows = flat_columns(
         [(each["id"], each["parameters"], results.get(each["id"], NO_RESULT)) for each in trials],
-        fixed,
+        ("number", *last),
         metrics,
     )
     for each, row in zip(trials, rows, strict=True):
@@ -34,7 +39,8 @@ def all_trials(
         row |= {"tags": each.get("tags", []), "note": each.get("note", "")}
         if (took_s := duration_s(each)) is not None:
             row["durationS"] = took_s
-    return ["number", *names, "state", "durationS", "tags", "note"], rows
+        row |= {name: values.get(each["id"]) for name, values in further.items()}
+    return ["number", *names, *last], rows
 
 
 def with_tags(entries: Sequence[Mapping[str, Any]], given: Sequence[str]) -> Sequence[Mapping[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -155,14 +156,26 @@ class StartedExperiment:
     def trials_dataframe(self) -> pandas.DataFrame:
         """All trials, also failed and running ones, as a pandas data frame.
 
-        Its columns: `number`, `trialJobId`, one for each parameter, `value` (the number of the first objective), `state`,
-        `durationS`, `tags` (a list) and `note`; if results are dicts, also `value/NAME` for each entry.
+        Its columns: `number`, `trialJobId`, one for each parameter, `value`, `state`, `durationS`, `tags` (a list) and `note`; if
+        results are dicts, also `value/NAME` for each entry. `value` is the number of the first objective; NaN if the trial has no
+        such number. With several objectives, `onFront`: whether the trial is on the Pareto front. With constraints, `violates`:
+        the list of those that its result violates.
 
         Raises:
             PandasMissing: pandas is not installed.
         """
-        results = {each["trialJobId"]: parsed(each["value"]) for each in self._get("/export-data")}
-        return frame_with(*all_trials(self._get("/trials"), results, self._metrics()))
+        trials, exported, summary = self._get("/trials"), self._get("/export-data"), self._get("/summary")
+        results = {each["trialJobId"]: parsed(each["value"]) for each in exported}
+        further: dict[str, dict[str, Any]] = {}
+        if len(summary.get("objectives", ())) > 1:
+            front = {each["trialJobId"] for each in exported if each["onFront"]}
+            further["onFront"] = {each["id"]: each["id"] in front for each in trials}
+        if summary.get("constraints"):
+            further["violates"] = {each["id"]: each.get("violates", []) for each in trials}
+        frame = frame_with(*all_trials(trials, results, self._metrics(), further))
+        # In place of results such as a list or -inf, which a tuner ignores, and of None, which would make no column of numbers.
+        frame["value"] = [math.nan if each["value"] is None else float(each["value"]) for each in trials]
+        return frame
 
     # ---- tags and notes, also of an experiment that does not run
 
