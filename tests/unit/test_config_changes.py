@@ -181,7 +181,7 @@ def test_an_import_in_which_no_result_has_a_finite_number_is_rejected(
     ("tuner", "raw", "parameters"),
     [
         ("BatchTuner", {"combine_params": {"_type": "choice", "_value": [{"lr": 1}, {"lr": 2}]}}, {"lr": 2}),
-        ("Hyperband", {"lr": {"_type": "choice", "_value": [1, 2]}}, {"lr": 2, "TRIAL_BUDGET": 3}),
+        ("Hyperband", {"lr": {"_type": "choice", "_value": [1, 2]}}, {"lr": 2}),
     ],
 )
 def test_imported_parameters_are_accepted_only_in_the_form_that_the_tuner_proposes(
@@ -192,6 +192,18 @@ def test_imported_parameters_are_accepted_only_in_the_form_that_the_tuner_propos
     results, problems = read_results(entries, space, tuner)
     assert [result.parameters for result in results] == [parameters]
     assert [place for place, _ in problems] == [(1, "parameter")]
+
+
+@pytest.mark.parametrize("tuner", ["TPE", "Hyperband", "PBTTuner", "my_tuner.Own"])
+def test_parameters_that_another_tuner_has_added_are_not_imported(tuner: str) -> None:
+    added = {"TRIAL_BUDGET": 9, "load_checkpoint_dir": "/a", "save_checkpoint_dir": "/b"}
+    entry = {"parameter": PARAMETERS | added, "value": 1}
+    assert results_of([entry], SPACE, tuner) == [PriorResult(PARAMETERS, 1.0, "1")]
+    with_budget = parse_search_space(
+        {"lr": {"_type": "uniform", "_value": [0, 1]}, "TRIAL_BUDGET": {"_type": "choice", "_value": [9]}}
+    )
+    own = {"lr": 0.5, "TRIAL_BUDGET": 9}
+    assert results_of([{"parameter": own, "value": 1}], with_budget, "TPE") == [PriorResult(own, 1.0, "1")]
 
 
 @pytest.mark.parametrize("raw", [None, {}, [], "[]", 3, {"parameter": PARAMETERS, "value": 1}])

@@ -211,11 +211,14 @@ def test_warm_start_reports_a_file_without_results(tmp_path, chosen, text, why):
     assert why in warning
 
 
-def test_warm_start_omits_the_parameters_that_hyperband_adds(an_earlier, chosen):
+def test_warm_start_omits_the_parameters_that_hyperband_adds(an_earlier, chosen, tmp_path):
     results = [({"lr": 0.5, "net": NET, "TRIAL_BUDGET": 3}, 1.0)]
     advisor = {"builtinAdvisorName": "Hyperband", "classArgs": {"optimize_mode": "maximize"}}
     earlier = an_earlier(results, tuner=None, advisor=advisor).folder.experiment_id
     assert chosen([earlier]) == ([(0.5, 1.0)], [])
+    exported = [{"trialJobId": "a", "parameter": results[0][0], "value": 1.0}]
+    (tmp_path / "results.json").write_text(json.dumps(exported))
+    assert chosen(["results.json"]) == ([(0.5, 1.0)], [])
 
 
 @pytest.mark.parametrize("tuner", ["Hyperband", "BOHB", "PBTTuner"])

@@ -19,7 +19,7 @@ from typing import Any
 
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments, resolve
-from nni_manager.config.algorithms import TUNERS, problems_within
+from nni_manager.config.algorithms import TUNERS, problems_within, without_added
 from nni_manager.config.diagnostics import key_of
 from nni_manager.config.document import read_json
 from nni_manager.config.model import ExperimentSpec, PriorPoint
@@ -133,11 +133,9 @@ class _Choice:
                 raise refuse(
                     f"it has to {modes[each.metric]} {each.metric}, and this one to {each.mode} it; name one with the same goal"
                 )
-        tuner = TUNERS.get(source.tuner.name)
-        own = source.search_space.parameters if tuner is not None and tuner.adds_parameters else None
         known.stored.read(
             lambda reader: self._add(
-                f"experiment {name}", ((_only(own, each), text) for _, each, text in reader.results())
+                f"experiment {name}", ((each, text) for _, each, text in reader.results())
             )
         )
 
@@ -148,7 +146,8 @@ class _Choice:
             UnusableForWarmStart: there is none.
         """
         objectives, config = self._config.all_objectives, self._config
-        ranked = objectives.ranked((each, each[1]) for each in results)
+        own = ((without_added(config.search_space, each), text) for each, text in results)
+        ranked = objectives.ranked((each, each[1]) for each in own)
         problems: list[str] = []
 
         def lies_within(parameters: Mapping[str, Any]) -> bool:
@@ -180,11 +179,6 @@ class _Choice:
                 value = objectives.value_of(text)
                 assert value is not None  # it is ranked
                 self.points.append(PriorPoint(source, dict(parameters), value))
-
-
-def _only(names: Mapping[str, Any] | None, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters of these names; all for None."""
-    return parameters if names is None else {name: each for name, each in parameters.items() if name in names}
 
 
 def _difference(wanted: set[tuple[str, ...]], found: set[tuple[str, ...]]) -> str:

@@ -104,8 +104,8 @@ class BuiltInTuner(BuiltIn):
     """True: it uses the intermediate results of trials that a pruner stops."""
     counts_failures: bool = False
     """True: a trial without a result counts as the worst one, and not as none."""
-    adds_parameters: bool = False
-    """True: it adds parameters to those of the search space. A trial that it does not propose would lack them."""
+    adds_parameters: tuple[str, ...] = ()
+    """The parameters that it adds to those of the search space. A trial that it does not propose would lack them."""
     in_space: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     """Returns a trial's parameters as parameters of the search space."""
     reason_against: Callable[[SearchSpace], str | None] = lambda space: None

@@ -5,7 +5,7 @@ Each has one file, which declares all that other modules need; a name in this ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import Any, Literal
 
@@ -63,6 +63,9 @@ ADVISORS = tuple(name for name, each in TUNERS.items() if each.is_advisor)
 """The tuners that NNI calls advisors."""
 
 
+_ADDED = frozenset(name for each in TUNERS.values() for name in each.adds_parameters)
+
+
 def name_of(kind: Literal["tuner", "advisor", "assessor"], name: str, class_args: object) -> str:
     """Return our name of a built-in algorithm for any spelling and for NNI 2.10's names; another name as it is.
 
@@ -114,4 +117,16 @@ def reason_against_space(name: str, space: SearchSpace) -> str | None:
 
 def problems_within(space: SearchSpace, name: str, parameters: Mapping[str, Any]) -> list[str]:
     """The reasons why this tuner cannot have proposed these parameters; empty when it can."""
-    return contains(space, TUNERS[name].in_space(parameters) if name in TUNERS else parameters)
+    if (tuner := TUNERS.get(name)) is None:
+        return contains(space, parameters)
+    return contains(space, tuner.in_space(_without(tuner.adds_parameters, parameters)))
+
+
+def without_added(space: SearchSpace, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a trial of another experiment, without those that its tuner may have added to its search space."""
+    # Only a user's class knows an empty space.
+    return _without(_ADDED - space.parameters.keys() if space.parameters else (), parameters)
+
+
+def _without(names: Collection[str], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in parameters.items() if name not in names}

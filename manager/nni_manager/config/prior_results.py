@@ -91,7 +91,7 @@ def _read(
     entry: Any, index: int, space: SearchSpace, tuner: str, objectives: Objectives
 ) -> tuple[PriorResult | None, list[tuple[Path, str]]]:
     # Imported late: the store imports this module, and listing trials must not load all schemas.
-    from nni_manager.config.algorithms import problems_within
+    from nni_manager.config.algorithms import problems_within, without_added
 
     if not isinstance(entry, Mapping):
         return None, [
@@ -111,10 +111,11 @@ def _read(
     metric, parameters = _metric_of(entry), entry.get("parameter")
     number = objectives.value_of(metric)
     if isinstance(parameters, Mapping):
+        parameters = without_added(space, parameters)
         for problem in problems_within(space, tuner, parameters):
             refuse("parameter", f"{problem}; remove this result, or widen the search space first")
     elif "parameter" in entry:
         refuse("parameter", f"{shown(parameters)} is not a mapping; remove this result, or write a mapping")
     if problems or number is None or not isinstance(parameters, Mapping):
         return None, problems
-    return PriorResult(dict(parameters), number, metric), []
+    return PriorResult(parameters, number, metric), []

@@ -20,7 +20,7 @@ from nni_manager.tuner.base import JsonScalar
 from nni_manager.tuner.lazy import optuna
 from nni_manager.tuner.optuna_backed import draw, seed_of_trial
 from nni_manager.tuner.samplers import SamplerSeeds
-from nni_manager.tuner.tuners.hyperband import Hyperband, HyperbandArgs, without_budget
+from nni_manager.tuner.tuners.hyperband import BUDGET, Hyperband, HyperbandArgs
 from nni_manager.tuner.tuners.tpe import tpe
 
 # Bounds the time of a proposal. The latest results are from the region that the search has reached.
@@ -108,6 +108,4 @@ class Bohb(Hyperband):
         return by_budget[max(enough)][-_MAX_RESULTS:] if enough else None
 
 
-DECLARED = BuiltInTuner(
-    "BOHB", __doc__, Bohb, BohbArgs, is_advisor=True, adds_parameters=True, in_space=without_budget
-)
+DECLARED = BuiltInTuner("BOHB", __doc__, Bohb, BohbArgs, is_advisor=True, adds_parameters=(BUDGET,))

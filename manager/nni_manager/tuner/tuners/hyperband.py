@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import field, replace
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
 from nni_manager.config.algorithm import BuiltInTuner, RandomArgs
 from nni_manager.config.schema import must_be, whole
@@ -189,17 +189,11 @@ class Hyperband(SeededTuner[_Position]):
         return self._brackets[-1]
 
 
-def without_budget(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of the search space."""
-    return {key: value for key, value in parameters.items() if key != BUDGET}
-
-
 DECLARED = BuiltInTuner(
     "Hyperband",
     __doc__,
     Hyperband,
     HyperbandArgs,
     is_advisor=True,
-    adds_parameters=True,
-    in_space=without_budget,
+    adds_parameters=(BUDGET,),
 )

@@ -199,4 +199,6 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
         return Random(seed_of_trial(self.seed, position))
 
 
-DECLARED = BuiltInTuner("PBTTuner", __doc__, PopulationTuner, PbtArgs, aliases=("PBT",), adds_parameters=True)
+DECLARED = BuiltInTuner(
+    "PBTTuner", __doc__, PopulationTuner, PbtArgs, aliases=("PBT",), adds_parameters=(LOAD, SAVE)
+)
