@@ -56,7 +56,7 @@ def test_nnictl_and_the_python_api_add_trials_to_an_experiment(a_real_experiment
     assert out.count("\n") == 2
     assert out.startswith("INFO: Trial ")
     assert "(no. 1): x=0.25\n" in out
-    assert err.endswith("; the trial is started anyway\n")
+    assert err.endswith("; it is started anyway\n")
     assert err.count("WARNING") == 1
     trial_id = Experiment.connect(experiment.port).enqueue_trial({"x": 0.5})
     wait_until(
@@ -65,6 +65,12 @@ def test_nnictl_and_the_python_api_add_trials_to_an_experiment(a_real_experiment
     )
     assert experiment.get("/trials")[3]["id"] == trial_id
     assert Experiment.connect(experiment.port).import_data([{"parameter": {"x": 0.1}, "value": 3}]) in (0, 1)
+    capsys.readouterr()
+    trial_id = Experiment.connect(experiment.port).enqueue_trial({"z": 1})
+    assert capsys.readouterr().err.splitlines() == [
+        f"WARNING: trial {trial_id} lies outside the search space: {each}; it is started anyway"
+        for each in ("z is not in the space", "x is missing")
+    ]
 
 
 @pytest.mark.parametrize("text", ["[]", "[1]", '"x"', "3", '[{"x": 1}, null]'])

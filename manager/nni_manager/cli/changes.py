@@ -136,10 +136,9 @@ def add(path: Path, experiment_id: str | None) -> None:
     FILE has the parameters of one trial, such as {"lr": 0.1}, or a list of them. Values outside the search space are used, with a
     warning.
     """
-    from nni_manager.config.algorithms import problems_within
+    from nni_manager.client.added_trial import add_trial
     from nni_manager.config.diagnostics import shown
     from nni_manager.config.document import read_json, read_yaml
-    from nni_manager.config.search_space import parse_search_space
 
     _, client = _running(experiment_id, "start a trial of")
     document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(path)
@@ -153,12 +152,8 @@ def add(path: Path, experiment_id: str | None) -> None:
     _refuse(
         document, mistakes if trials else [((), f"cannot start a trial: the list is empty; {example_of}")]
     )
-    current = client.get("/configuration")
-    space = parse_search_space(current["searchSpace"], for_own_class=True)
     for parameters in trials:
-        for problem in problems_within(space, current["tuner"]["name"], parameters):
-            output.warning(f"{problem}; the trial is started anyway")
-        started = client.post("/trial-jobs", document=parameters)
+        started = add_trial(client, parameters)
         output.info(
             f"Trial {started['trialJobId']} (no. {started['sequenceId']}): {output.parameters(parameters)}"
         )

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from nni_manager.client.added_trial import add_trial
 from nni_manager.client.experiments import KnownExperiment, known_experiment, known_experiments, resolve
 from nni_manager.client.imported import import_results
 from nni_manager.client.manager_client import ManagerUnresponsive
@@ -270,6 +271,8 @@ class StartedExperiment:
     def enqueue_trial(self, parameters: Mapping[str, Any]) -> str:
         """Start a trial with these parameters before the tuner's next one, and return its id.
 
+        No tuner draws missing parameters. A warning names them, and values outside the search space.
+
         Raises:
             UserError: the experiment does not run. Before its start, `config.initial_trials` has the first trials.
             UserError: these are no parameters.
@@ -284,7 +287,7 @@ class StartedExperiment:
                 f"config.initial_trials = [{dict(parameters)!r}]"
             )
         with in_python_terms():
-            started = self._client_to("start a trial of").post("/trial-jobs", document=plain(parameters))
+            started = add_trial(self._client_to("start a trial of"), plain(parameters))
         return str(started["trialJobId"])
 
     def import_data(self, results: Sequence[TrialResult | Mapping[str, Any]]) -> int:
