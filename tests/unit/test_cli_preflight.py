@@ -92,6 +92,20 @@ def test_preflight_messages_for_a_v2_file_use_the_keys_of_v2(tmp_path, monkeypat
         manager_process.create_experiment(config, [1], debug=False)
 
 
+def test_an_experiment_that_cannot_be_registered_is_refused_with_the_variable_of_the_registry(
+    with_command, tmp_path, monkeypatch
+):
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    config = with_command("true").replace(log_dir=tmp_path / "experiments")
+    with pytest.raises(
+        UserError, match=r"cannot register experiment .*/file/\.local.*; set XDG_STATE_HOME to a"
+    ):
+        manager_process.create_experiment(config, [1], debug=False)
+    assert not (tmp_path / "experiments").exists()
+
+
 def test_preflight_accepts_any_command_if_bash_has_a_command_not_found_handler(with_command, monkeypatch):
     monkeypatch.setenv("BASH_FUNC_command_not_found_handle%%", "() { python3; }")
     check_command(with_command("zzqqxxyy"))

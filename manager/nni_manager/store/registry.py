@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from nni_manager.errors import UserError
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 from nni_manager.store.unusable_files import why_unusable
 from trial_keeper.frozen_dataclass import dataclass
@@ -35,14 +36,26 @@ class Registry:
         return cls(state_of_user() / "experiments")
 
     def add(self, folder: ExperimentFolder) -> None:
-        """Register an experiment."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Register an experiment.
+
+        Raises:
+            UserError: the registry cannot be written.
+        """
         content = json.dumps({"folder": str(folder.path)}).encode()
-        replace_file(self._entry(folder.experiment_id), content, is_durable=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_file(self._entry(folder.experiment_id), content, is_durable=True)
+        except OSError as error:
+            raise UserError(
+                f"cannot register experiment {folder.experiment_id}: {error.filename or self.folder}: {error.strerror}; set "
+                "XDG_STATE_HOME to a folder in which you may write, or fix the disk"
+            ) from error
 
     def remove(self, experiment_id: str) -> None:
         """Unregister an experiment; an unknown id is ignored."""
-        self._entry(experiment_id).unlink(missing_ok=True)
+        # unlink() of an absent file also fails on a read-only disk, and below a file in place of a folder.
+        if (entry := self._entry(experiment_id)).exists():
+            entry.unlink(missing_ok=True)
 
     def added_at_s(self, experiment_id: str) -> float:
         """When an experiment was added, in seconds since the epoch; 0 for an unknown id."""
