@@ -20,7 +20,7 @@ from real_experiment import wait_until
 from user_home import environ_of, left_in, processes_of
 
 from nni_manager.client.experiments import known_experiment
-from nni_manager.errors import UserError
+from nni_manager.errors import RetryableError, UserError
 from nni_manager.experiment import Experiment, RunMode
 from nni_manager.experiment.data import TrialResult
 from nni_manager.store.registry import Registry
@@ -178,6 +178,7 @@ def test_experiment_wait_returns_after_the_end_of_trials_that_were_added_later(p
         prepared().wait()
     with prepared() as experiment:
         experiment.start()
+        experiment.config.description = "late"
         experiment.enqueue_trial({"x": numpy.float32(4.5)})
         with pytest.raises(UserError, match=r"cannot send {'x': nan} to the manager: it is not JSON"):
             experiment.enqueue_trial({"x": math.nan})
@@ -194,6 +195,7 @@ def test_experiment_wait_returns_after_the_end_of_trials_that_were_added_later(p
     assert experiment.wait() is True
     out, err = capsys.readouterr()
     assert "2/2 ended" in out
+    assert "WARNING: config.description changed after the start, without effect" in err
     assert "skipped 1 of 2 results: they have no finite number to import" in err
 
 
@@ -301,6 +303,20 @@ def test_the_experiment_stops_when_the_script_exits_but_not_when_a_fork_exits(pl
     _, err = script.communicate("\n", timeout=DEADLINE_S)
     assert (script.returncode, err) == (0, "")
     assert known()[0].stored.status()["status"] == "STOPPED"
+    assert left_in(place) == []
+
+
+def test_a_wait_whose_manager_dies_names_the_method_that_finds_the_trials(place, capsys):
+    (place / "train.py").write_text(ENDLESS)
+    with prepared() as experiment:
+        experiment.start()
+        manager = known()[0].manager
+        os.kill(manager.pid, signal.SIGKILL)
+        with pytest.raises(
+            RetryableError, match=rf"continue; Experiment\.resume\('{experiment.id}'\) finds them"
+        ):
+            experiment.wait()
+        Experiment.resume(experiment.id, wait_completion=False).stop()
     assert left_in(place) == []
 
 

@@ -93,7 +93,21 @@ def test_an_unsupported_class_name_raises_an_error_and_a_misspelled_class_name_c
         (lambda: Experiment({"platform": "local"}), "cannot create an experiment from dict; pass a platform"),
         (lambda: Experiment("local").resume(), "cannot find an experiment without its id; pass the id"),
         (lambda: Experiment.resume("nope"), "cannot find experiment 'nope'"),
-        (lambda: Experiment.resume(None), "cannot use None as the id of an experiment"),
+        (lambda: Experiment.resume(None), "cannot find an experiment without its id; pass the id, as in"),
+        (Experiment.resume, "cannot find an experiment without its id; pass the id, as in"),
+        (Experiment.view, "cannot find an experiment without its id; pass the id, as in"),
+        (
+            lambda: Experiment("local").run(len),
+            "as the port; a function is the objective: write run(objective=f)",
+        ),
+        (
+            lambda: Experiment("local").import_data({"x": 1}),
+            "cannot import results from an object of type dict: it is not a list; pass a list, such as that of export_data()",
+        ),
+        (
+            lambda: Experiment("local").set_note(None),
+            'cannot use None as a note: it is no text; pass a text, or ""',
+        ),
         (lambda: Experiment.view(5), "cannot use 5 as the id of an experiment"),
         (lambda: Experiment("local", 5), "cannot use 5 as the id of an experiment"),
         (
@@ -118,6 +132,20 @@ def test_an_invalid_call_raises_an_error_with_a_remedy(call, expected, tmp_path,
     with pytest.raises(UserError) as caught:
         call()
     assert expected in str(caught.value)
+
+
+def test_a_start_in_a_deleted_directory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "work").rmdir()
+    for call in (
+        Experiment("local").run,
+        lambda: Experiment("local").run(objective=len),
+        a_config("/tmp").validate,
+    ):
+        with pytest.raises(UserError, match=r"it was deleted; change to another one with os\.chdir\(\)"):
+            call()
 
 
 def a_stored_experiment(folder, experiment_id):

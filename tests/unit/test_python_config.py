@@ -335,6 +335,33 @@ def test_a_training_service_beside_a_platform_is_kept_and_must_be_of_that_platfo
         ExperimentConfig("local", training_service={"platform": "slurm"})
 
 
+def test_an_algorithm_may_be_written_as_its_name_alone():
+    assert AlgorithmConfig("TPE", class_args={"seed": 1}) == AlgorithmConfig(
+        name="TPE", class_args={"seed": 1}
+    )
+    for call in (
+        lambda: AlgorithmConfig("TPE", {}),
+        lambda: LocalConfig(True),
+        lambda: ExperimentConfig("local", 2),
+    ):
+        with pytest.raises(
+            UserError, match="a value without a name belongs to no field; write it with a name"
+        ):
+            call()
+
+
+def test_a_change_after_the_start_causes_a_warning(capsys):
+    config = local()
+    start = config.document()
+    config.warn_of_changes_since(start)
+    config.trial_concurrency, config.tuner.name, config.description = 5, "Random", "late"
+    config.warn_of_changes_since(start)
+    assert capsys.readouterr().err == (
+        "WARNING: config.description, config.trial_concurrency, config.tuner changed after the start, without effect; call an "
+        "update_...() method, or start another experiment\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("of_files", "of_python"),
     [

@@ -58,17 +58,16 @@ def follow(
 ) -> Summary:
     """Show the experiment until it is terminal and none of its trials runs; return the last summary.
 
-    `show` None: on stdout, as a live view if that is a terminal.
+    `show` None: with `display`.
 
     Raises:
         RetryableError: its manager died, or does not answer.
     """
     client = known.client()
     if client is None:
-        stored: Summary = known.stored.get("/summary")
-        return stored
+        return _summary_without_manager(known, lambda _: None)
     answered_at_s, pause_s = time.monotonic(), every_s
-    with _display() if show is None else contextlib.nullcontext(show) as show_summary:
+    with display() if show is None else contextlib.nullcontext(show) as show_summary:
         while True:
             try:
                 summary: Summary = client.summary()
@@ -109,15 +108,16 @@ def _summary_without_manager(known: KnownExperiment, show_summary: ShowSummary) 
         summary: Summary = known.stored.get("/summary")
         show_summary(summary)
         return summary
+    process = f" (process {known.manager.pid})" if known.manager is not None else ""
     raise RetryableError(
-        f"cannot follow experiment {known.experiment_id}: its manager (process {known.manager and known.manager.pid}) died; "
+        f"cannot follow experiment {known.experiment_id}: its manager{process} died; "
         f"its trials continue; `nnictl resume {known.experiment_id} --foreground` finds them; logs are in {known.folder.log}"
     )
 
 
 @contextlib.contextmanager
-def _display() -> Iterator[ShowSummary]:
-    """A live view on a terminal, lines elsewhere. The last output remains visible."""
+def display() -> Iterator[ShowSummary]:
+    """A live view where messages go to a terminal, lines elsewhere. The last output remains visible."""
     if not sys.stdout.isatty():
         yield _Lines().show
         return

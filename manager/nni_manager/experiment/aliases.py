@@ -42,6 +42,15 @@ class AliasedFields(type):
     def __call__(cls: type[Made], *values: Any, **fields: Any) -> Made:
         """Create an object."""
         assert issubclass(cls, ConfigBase)
+        if len(values) == 1 and "class_args" in cls.field_names():
+            # A tuner, assessor or advisor is often written as its name alone.
+            fields = {"name": values[0]} | fields
+            values = values[1:]
+        if len(values) > len(cls.__match_args__):
+            raise UserError(
+                f"cannot create {cls.__name__} from {values[-1]!r}: a value without a name belongs to no field; write it with "
+                f"a name, such as {cls.__name__}({cls.field_names()[0]}=...)"
+            )
         named = {cls.field_named(name): value for name, value in fields.items()}
         if len(named) < len(fields):
             raise NoSuchField(

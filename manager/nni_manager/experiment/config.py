@@ -16,6 +16,9 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic.alias_generators import to_snake
+
+from nni_manager.client import output
 from nni_manager.config.convert import read_keys
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, folded, leaves
 from nni_manager.config.model import ExperimentSpec as CheckedConfig
@@ -152,13 +155,24 @@ class ExperimentConfig(ExperimentFields):
 
         Raises:
             ConfigInvalid: with every error; each names its field.
+            UserError: the current directory was deleted.
         """
+        check_current_directory()
         try:
             described = self.document()
         except RecursionError as error:
             message = "cannot use config: it contains itself; remove the circular reference"
             raise ConfigInvalid([Diagnostic("", None, None, "config", message)]) from error
         return read_python(described, _name_of_program())
+
+    def warn_of_changes_since(self, start: Mapping[str, Any]) -> None:
+        """Warn of fields that differ from the document with which an experiment was started: it does not see them."""
+        now = self.document()
+        if changed := sorted(to_snake(name) for name in {*now, *start} if now.get(name) != start.get(name)):
+            output.warning(
+                f"config.{', config.'.join(changed)} changed after the start, without effect; call an update_...() method, or "
+                "start another experiment"
+            )
 
     def validate(self) -> None:
         """Check the configuration without starting anything.
@@ -173,6 +187,20 @@ class ExperimentConfig(ExperimentFields):
 ExperimentConfig.__doc__ = "".join(
     (ExperimentConfig.__doc__ or "", *(ExperimentFields.__doc__ or "").partition("\n")[1:])
 )
+
+
+def check_current_directory() -> None:
+    """Check that the current directory exists: relative paths are relative to it.
+
+    Raises:
+        UserError: it was deleted.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UserError(
+            "cannot use the current directory: it was deleted; change to another one with os.chdir()"
+        ) from None
 
 
 def _name_of_program() -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nni_manager.client.results import flat_columns, parsed
 from nni_manager.client.watch import why
 from nni_manager.errors import UserError
+from nni_manager.experiment.python_terms import of_result
 from trial_keeper.wire.attempt_ids import sort_key
 
 if TYPE_CHECKING:
@@ -121,7 +122,8 @@ class TrialJob:
             finalMetricData=[TrialMetricData.of(each) for each in document.get("finalMetricData", ())],
             sequenceId=document["sequenceId"],
             value=document["value"],
-            message=document["message"] or (why(document) if document["status"] in _WITHOUT_SUCCESS else ""),
+            message=of_result(document["message"])
+            or (why(document) if document["status"] in _WITHOUT_SUCCESS else ""),
             parameters=document["parameters"],
             tags=document.get("tags", []),
             note=document.get("note", ""),

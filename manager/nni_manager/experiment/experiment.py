@@ -10,38 +10,34 @@ Source: NNI v2.10 and v3.0, nni.experiment.Experiment.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import enum
 import os
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from nni_manager.client import manager_process, manager_stop, output, preflight, watch
+from nni_manager.client import manager_process, manager_stop, output, watch
 from nni_manager.client.experiments import KnownExperiment, known_experiment, known_experiments
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
 from nni_manager.client.parent_death_pipe import ParentDeathPipe
 from nni_manager.client.warm_start import print_points, with_warm_start
-from nni_manager.config.python_document import to_python_names
 from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import NoSuchField
 from nni_manager.experiment.config import ExperimentConfig
 from nni_manager.experiment.objective import ObjectiveFunction
 from nni_manager.experiment.progress import NOTEBOOK_INTERVAL_S, LogTail, NotebookView, is_in_notebook
-from nni_manager.experiment.queries import NotStarted, StartedExperiment, in_python_terms, known_by_id
+from nni_manager.experiment.python_terms import in_python, in_python_terms, summary_in_python
+from nni_manager.experiment.queries import StartedExperiment, known_by_id
+from nni_manager.experiment.start_arguments import Port, check_id, check_start, ports_from, web_server
 from nni_manager.experiment.stored_config import store_login
 from nni_manager.store.registry import Registry
-from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.platform import platform_of
 
-Port: TypeAlias = int | Literal["auto"]
-"""A port of this machine; keepers use the next one. "auto": the first two free ports from 8080 on."""
 Function: TypeAlias = Callable[[dict[str, Any]], Any]
 """A function of a trial's parameters; it returns the trial's result: a number, or a dict with a number under "default"."""
-# Job names contain the id.
-_ID = re.compile(r"[A-Za-z0-9]{1,32}")
 
 
 class RunMode(enum.Enum):
@@ -83,7 +79,7 @@ class Experiment(StartedExperiment):
             UserError: the id is invalid.
         """
         if id is not None:
-            _check_id(id)
+            check_id(id)
         if isinstance(config_or_platform, str | list):
             config_or_platform = ExperimentConfig(config_or_platform)  # type: ignore[arg-type]  # a list is refused there
         if not isinstance(config_or_platform, ExperimentConfig | None):
@@ -101,6 +97,7 @@ class Experiment(StartedExperiment):
         self._parent_death_pipe: ParentDeathPipe | None = None
         self._log: LogTail | None = None
         self._is_stopping = False
+        self._started_with: dict[str, Any] | None = None
         self._pid = os.getpid()
 
     @property
@@ -182,15 +179,16 @@ class Experiment(StartedExperiment):
             raise UserError(
                 f"cannot start with run_mode={run_mode!r}; write one of {', '.join(map(str, RunMode))}"
             )
+        check_start(port)
         made = None if objective is None else ObjectiveFunction.of(objective)
         with in_python_terms():
             config = with_warm_start(
                 (self.config if made is None else made.applied_to(self.config)).checked()
             )
             platform = platform_of(config).check()
-            ports = _ports(port)
+            ports = ports_from(port)
             for warning in (*config.warnings, *platform.warnings):
-                output.warning(to_python_names(warning))
+                output.warning(in_python(warning))
             print_points(config)
             if platform.where:
                 output.info(f"run jobs on {platform.where}")
@@ -200,10 +198,11 @@ class Experiment(StartedExperiment):
                 ports,
                 debug,
                 experiment_id=self._given_id,
-                web=_web_server(self),
+                web=web_server(self.url_prefix, self.tls_certificate, self.tls_key),
                 prepare=None if made is None else made.stored,
             )
             self._launch(run_mode, create)
+            self._started_with = self.config.document()
 
     def run(
         self,
@@ -235,13 +234,15 @@ class Experiment(StartedExperiment):
             RetryableError: the manager died during the wait, or does not answer.
         """
         known = self._now()
-        summary = (
-            watch.follow(known, NOTEBOOK_INTERVAL_S, NotebookView().show)
-            if is_in_notebook()
-            else watch.follow(known)
-        )
-        if (why_not := watch.verdict(summary)) is not None:
-            output.warning(to_python_names(str(why_not)))
+        if self._config is not None and self._started_with is not None:
+            self._config.warn_of_changes_since(self._started_with)
+        in_notebook = is_in_notebook()
+        display = contextlib.nullcontext(NotebookView().show) if in_notebook else watch.display()
+        interval_s = NOTEBOOK_INTERVAL_S if in_notebook else watch.REDRAW_INTERVAL_S
+        with in_python_terms(), display as show:
+            summary = watch.follow(known, interval_s, lambda each: show(summary_in_python(each)))
+        if (why_not := watch.verdict(summary_in_python(summary))) is not None:
+            output.warning(in_python(str(why_not)))
         return bool(summary["status"] != "ERROR")
 
     def stop(self) -> None:
@@ -302,7 +303,7 @@ class Experiment(StartedExperiment):
     ) -> bool | None: ...
 
     def resume(
-        self: Experiment | str,
+        self: Experiment | str | None = None,
         port: Port = "auto",
         wait_completion: bool = True,
         debug: bool = False,
@@ -319,7 +320,8 @@ class Experiment(StartedExperiment):
             RetryableError: the manager died during the wait.
         """
         if not isinstance(self, Experiment):
-            found = _of_id(self)
+            check_id(self)
+            found = Experiment(id=self)
             found.resume(port, wait_completion, debug, objective=objective)
             return found
         return self._and_wait(lambda: self._resume(port, debug, objective), wait_completion)
@@ -332,20 +334,28 @@ class Experiment(StartedExperiment):
     @overload
     def view(self, port: Port = "auto", non_blocking: bool = False) -> Experiment: ...
 
-    def view(self: Experiment | str, port: Port = "auto", non_blocking: bool = False) -> Experiment:
+    def view(
+        self: Experiment | str | None = None, port: Port = "auto", non_blocking: bool = False
+    ) -> Experiment:
         """Serve a stored experiment read-only until Ctrl-C, or, with `non_blocking`, until `stop`.
 
         Raises:
             UserError: the experiment does not exist, it runs, or the port is in use.
         """
         if not isinstance(self, Experiment):
-            return _of_id(self).view(port, non_blocking)
+            check_id(self)
+            return Experiment(id=self).view(port, non_blocking)
         folder = self._stored().folder
         with in_python_terms():
-            ports = _ports(port, count=1)
+            ports = ports_from(port, count=1)
             known = self._launch(
                 RunMode.Background,
-                partial(manager_process.start_view, folder, ports, _web_server(self)),
+                partial(
+                    manager_process.start_view,
+                    folder,
+                    ports,
+                    web_server(self.url_prefix, self.tls_certificate, self.tls_key),
+                ),
             )
         if not non_blocking:
             try:
@@ -394,11 +404,8 @@ class Experiment(StartedExperiment):
         Raises:
             UserError: the experiment does not exist, or it runs.
         """
-        if self.id is None:
-            raise NotStarted(
-                "cannot find an experiment without its id; pass the id, as in Experiment.resume('GvTf2bVe')"
-            )
-        known = known_by_id(self.id)
+        check_id(self.id)
+        known = known_by_id(str(self.id))
         if known.manager is not None and not known.manager_is_frozen():
             raise UserError(
                 f"cannot resume or view experiment {known.experiment_id}: it runs; "
@@ -408,6 +415,7 @@ class Experiment(StartedExperiment):
 
     def _resume(self, port: Port, debug: bool, objective: Function | None) -> None:
         known = self._stored()
+        check_start(port)
         made = None if objective is None else ObjectiveFunction.of(objective)
         if known.view is not None:
             manager_stop.end_view(known)
@@ -415,8 +423,14 @@ class Experiment(StartedExperiment):
             store_login(known, self._config)
             if made is not None:
                 made.store_again(known)
-            ports = _ports(port)
-            start = partial(manager_process.start_manager, known.folder, ports, debug, _web_server(self))
+            ports = ports_from(port)
+            start = partial(
+                manager_process.start_manager,
+                known.folder,
+                ports,
+                debug,
+                web_server(self.url_prefix, self.tls_certificate, self.tls_key),
+            )
             self._launch(RunMode.Background, start)
 
     def _launch(self, run_mode: RunMode, start: Callable[..., KnownExperiment]) -> KnownExperiment:
@@ -469,32 +483,3 @@ class Experiment(StartedExperiment):
             output.warning(f"Ctrl-C: stopping experiment {self.id}")
             self.stop()
             return None
-
-
-def _web_server(experiment: Experiment) -> WebServerOptions:
-    prefix = preflight.url_prefix(experiment.url_prefix or "")
-    tls = preflight.tls_files(experiment.tls_certificate, experiment.tls_key)
-    return WebServerOptions(url_prefix=prefix, tls=tls)
-
-
-def _check_id(given: Any) -> None:
-    if not isinstance(given, str) or not _ID.fullmatch(given):
-        raise UserError(
-            f"cannot use {given!r} as the id of an experiment: job names contain the id; write 1 to 32 letters and digits"
-        )
-
-
-def _of_id(given: Any) -> Experiment:
-    """The experiment for `Experiment.resume(ID)` and `Experiment.view(ID)`; checks the id, which may be of any type."""
-    _check_id(given)
-    return Experiment(id=given)
-
-
-def _ports(port: Port, count: int = 2) -> Iterable[int]:
-    if port == "auto":
-        return preflight.usable_ports(None)
-    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= preflight.HIGHEST_PORT:
-        raise UserError(
-            f'cannot use port={port!r}: it is not a number from 1 to {preflight.HIGHEST_PORT}; pass one, or port="auto"'
-        )
-    return preflight.usable_ports(port, count=count)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from nni_manager.client.added_trial import add_trial
@@ -13,11 +11,10 @@ from nni_manager.client.experiments import KnownExperiment, known_experiment, kn
 from nni_manager.client.imported import import_results
 from nni_manager.client.manager_client import ManagerUnresponsive
 from nni_manager.client.results import all_trials, finite, parsed
-from nni_manager.config.diagnostics import ConfigInvalid
-from nni_manager.config.python_document import to_python_names
-from nni_manager.errors import NniManagerError, UserError
+from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import plain
 from nni_manager.experiment.data import TrialJob, TrialMetricData, TrialResult, frame_of, frame_with
+from nni_manager.experiment.python_terms import in_python_terms
 from nni_manager.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
@@ -26,13 +23,6 @@ if TYPE_CHECKING:
     from nni_manager.domain.remarks import Remarks
 
 _Answer = TypeVar("_Answer")
-_OF_COMMAND_LINE = {
-    r"--port N or --port auto": 'port=N or port="auto"',
-    r"--port (N|\d+)": r"port=\1",
-    "--url-prefix": "url_prefix",
-    "--tls-certificate": "tls_certificate",
-    "--tls-key": "tls_key",
-}
 
 
 class NotStarted(UserError):
@@ -204,9 +194,9 @@ class StartedExperiment:
         """Set the experiment's note, up to 10,000 characters; an empty text removes it.
 
         Raises:
-            UserError: the note is too long.
+            UserError: this is no text, or it is too long.
         """
-        self._change_remarks(None, note=note)
+        self._change_remarks(None, note=_note(note))
 
     def tag_trial(self, trial_job_id: str, *add: str, remove: Iterable[str] = ()) -> list[str]:
         """Add tags to a trial and remove others, as `tag`; returns its tags then.
@@ -221,10 +211,10 @@ class StartedExperiment:
         """Set the note of a trial, as `set_note`.
 
         Raises:
-            UserError: no trial has this id, or the note is too long.
+            UserError: no trial has this id, or the note is no text, or too long.
         """
         self.get_trial_job(trial_job_id)
-        self._change_remarks(trial_job_id, note=note)
+        self._change_remarks(trial_job_id, note=_note(note))
 
     # ---- changes of a running experiment
 
@@ -299,8 +289,12 @@ class StartedExperiment:
             UserError: the experiment does not run, a result is invalid, or none has a finite number.
         """
         given = plain(results)
-        if isinstance(given, list):
-            given = [vars(each) if isinstance(each, TrialResult) else each for each in given]
+        if not isinstance(given, list):
+            raise UserError(
+                f"cannot import results from an object of type {type(results).__name__}: it is not a list; pass a list, such as "
+                "that of export_data()"
+            )
+        given = [vars(each) if isinstance(each, TrialResult) else each for each in given]
         with in_python_terms():
             found = import_results(self._client_to("import results into"), finite(plain(given)))
         return int(found["used"])
@@ -375,6 +369,12 @@ class StartedExperiment:
             self._client_to("change").put("/experiment", {"params": {key: value}}, update_type=update_type)
 
 
+def _note(given: Any) -> Any:
+    if given is None:  # which a change of remarks ignores
+        raise UserError('cannot use None as a note: it is no text; pass a text, or "" to remove the note')
+    return given
+
+
 def known_by_id(experiment_id: str) -> KnownExperiment:
     """The experiment of this exact id. Prefixes are refused, because a program may request digits1 while digits10 exists.
 
@@ -388,19 +388,3 @@ def known_by_id(experiment_id: str) -> KnownExperiment:
             "`nnictl experiment list --all` lists them"
         )
     return found
-
-
-@contextlib.contextmanager
-def in_python_terms() -> Iterator[None]:
-    """Translate errors: replace file keys and nnictl options by Python fields and arguments."""
-    try:
-        yield
-    except ConfigInvalid:
-        raise  # its keys are translated already
-    except NniManagerError as error:
-        message = to_python_names(str(error))
-        for option, argument in _OF_COMMAND_LINE.items():
-            message = re.sub(option, argument, message)
-        if message == str(error):
-            raise
-        raise type(error)(message) from error

@@ -12,10 +12,11 @@ from nni_manager.config.diagnostics import folded
 from nni_manager.errors import UserError
 from nni_manager.experiment.config import ExperimentConfig
 from nni_manager.experiment.data import TrialJob
-from nni_manager.experiment.experiment import Experiment, Function, Port
+from nni_manager.experiment.experiment import Experiment, Function
 from nni_manager.experiment.plots import Plots
 from nni_manager.experiment.search_arguments import check_arguments, in_search_terms
 from nni_manager.experiment.sections import AlgorithmConfig
+from nni_manager.experiment.start_arguments import Port
 from trial_keeper.frozen_dataclass import dataclass
 
 if TYPE_CHECKING:
