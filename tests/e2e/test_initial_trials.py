@@ -137,6 +137,6 @@ def test_the_python_api_supports_warm_starts(an_experiment_file, tmp_path, capsy
     with Experiment(config) as experiment:
         experiment.run("auto")
         assert [each.parameters for each in experiment.list_trial_jobs()] == [{"x": 0.5}]
-    out, err = capsys.readouterr()
-    assert f"start with the best of {tmp_path / 'results.json'}, 2: x=0.5" in out
+    err = capsys.readouterr().err
+    assert f"start with the best of {tmp_path / 'results.json'}, 2: x=0.5" in err
     assert "cannot find experiment 'nowhere'; " in err

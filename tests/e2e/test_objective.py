@@ -215,7 +215,8 @@ def test_an_objective_function_that_returns_text_causes_a_warning_about_an_inval
 def test_trials_do_not_run_the_top_level_code_of_a_script_without_a_main_guard(place):
     with started(place, "print('run is', experiment.run('auto', objective=objective))\n") as script:
         out, err = script.communicate(timeout=DEADLINE_S)
-    assert (script.returncode, err) == (0, "")
+    assert script.returncode == 0
+    assert "WARNING" not in err
     assert out.count("the script runs") == 1
     assert "run is True" in out
     known = the_known()
@@ -284,7 +285,8 @@ def test_a_stopped_experiment_resumes_with_the_same_or_a_new_function(place):
         place, "experiment.config.max_trial_number = 1\nexperiment.run('auto', objective=objective)\n"
     ) as script:
         _, err = script.communicate(timeout=DEADLINE_S)
-    assert (script.returncode, err) == (0, "")
+    assert script.returncode == 0
+    assert "WARNING" not in err
     name = the_known().experiment_id
     with Experiment.resume(name, "auto", wait_completion=False) as resumed:
         resumed.update_max_trial_number(2)
@@ -306,7 +308,8 @@ def test_a_saved_archive_omits_the_objective_function_and_a_resume_requires_a_fu
         place, "experiment.config.max_trial_number = 1\nexperiment.run('auto', objective=objective)\n"
     ) as script:
         _, err = script.communicate(timeout=DEADLINE_S)
-    assert (script.returncode, err) == (0, "")
+    assert script.returncode == 0
+    assert "WARNING" not in err
     name = the_known().experiment_id
     saved = nnictl("experiment", "save", name, "--path", "it.tar.gz", "--saveCodeDir")
     assert saved.returncode == 0, saved.stderr
@@ -344,13 +347,13 @@ def test_after_ctrl_c_the_trial_is_stopped_and_the_script_continues(place):
     ) as script:
         text = ""
         while "1 running" not in text:
-            line = script.stdout.readline()
+            line = script.stderr.readline()
             assert line, script.communicate()
             text += line
         script.send_signal(signal.SIGINT)
         out, err = script.communicate(timeout=DEADLINE_S)
     assert (script.returncode, out.splitlines()[-1]) == (0, "run is None STOPPED"), err
-    assert err == f"WARNING: Ctrl-C: stopping experiment {the_known().experiment_id}\n"
+    assert f"WARNING: Ctrl-C: stopping experiment {the_known().experiment_id}\n" in err
     assert left_in(place) == []
 
 

@@ -98,7 +98,7 @@ def test_the_script_from_the_documentation_of_nni_runs_unchanged(place):
             timeout=scaled_s(150),
         )
         assert done.returncode == 0, done.stderr
-        experiment_id, count = done.stdout.splitlines()[-3].split()
+        experiment_id, count = done.stdout.splitlines()[-1].split()
         assert count == "10"
         for camel, snake in (
             ("gpuNumber", "gpu_number"),

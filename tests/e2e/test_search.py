@@ -86,6 +86,22 @@ def test_search_returns_the_best_trial_and_a_data_frame_and_figures(place):
     assert left_in(place) == []
 
 
+def test_search_leaves_stdout_to_the_script_and_prints_only_warnings_if_it_is_not_verbose(place, capsys):
+    space = {"x": {"_type": "choice", "_value": [1]}}
+    search(lambda parameters: parameters["x"], space, trials=1)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "is served at http://" in err
+    assert "1/1 ended" in err
+    search(lambda parameters: parameters["x"], space, trials=1, verbose=False)
+    assert capsys.readouterr() == ("", "")
+    search(lambda parameters: {"loss": 1}, space, trials=1, verbose=False)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.partition(":")[0] for line in err.splitlines()] == ["WARNING"] * 2
+    assert err.count('such as objectives=[{"metric": "loss", "mode": "minimize"}]') == 2
+
+
 def test_search_can_maximize_and_returns_no_best_trial_if_there_are_no_results(place):
     tuner = AlgorithmConfig(name="gridsearch", class_args=None)
     space = {"x": {"_type": "choice", "_value": [1, 2, 3]}}

@@ -1,5 +1,7 @@
 """The output of nnictl while an experiment runs, and when it ends."""
 
+import io
+
 import pytest
 from rich.console import Console
 
@@ -258,3 +260,26 @@ def test_the_live_view_of_several_objectives_shows_the_pareto_front():
     assert "acc=0.9 ms=12" in text
     without = a_summary("DONE", counts={"SUCCEEDED": 3}, objectives=objectives, front={"count": 0, "ids": []})
     assert watch.verdict(without) is not None
+
+
+def test_progress_is_a_live_view_if_the_messages_go_to_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    with output.messages_on(terminal), watch.display() as show:
+        show(a_summary(counts={"RUNNING": 2}))
+    assert "2 running" in terminal.getvalue()
+    assert "experiment" in terminal.getvalue()
+
+
+def test_without_a_stream_for_messages_only_warnings_are_printed(capsys):
+    with output.messages_on(None), watch.display() as show:
+        output.info("served")
+        show(a_summary(counts={"RUNNING": 2}, latestFailures=[a_trial()]))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("WARNING: trial aB3dE failed")
+    assert err.count("\n") == 1

@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,11 +25,28 @@ RULE = "-" * 84
 _PIPE_COLUMNS = 140
 # A narrower last column is unreadable; the terminal's own line wrap is better.
 _MIN_COLUMNS = 20
+_STREAM: ContextVar[tuple[IO[str] | None] | None] = ContextVar("stream of messages", default=None)
+
+
+@contextlib.contextmanager
+def messages_on(stream: IO[str] | None) -> Iterator[None]:
+    """Print information and progress on this stream in place of stdout; None: nowhere."""
+    token = _STREAM.set((stream,))
+    try:
+        yield
+    finally:
+        _STREAM.reset(token)
+
+
+def messages() -> IO[str] | None:
+    """The stream of information and progress: stdout, unless `messages_on` has replaced it."""
+    replaced = _STREAM.get()
+    return replaced[0] if replaced else sys.stdout
 
 
 def info(message: str) -> None:
-    """Print information on stdout."""
-    _print_labelled("INFO", "green", message, sys.stdout)
+    """Print information, in a command on stdout."""
+    _print_labelled("INFO", "green", message, messages())
 
 
 def note(message: str) -> None:
@@ -53,9 +71,11 @@ def trial_warning(trial: Mapping[str, Any]) -> None:
 
 
 def plain(text: str = "") -> None:
-    """Print a line without a prefix on stdout."""
+    """Print a line without a prefix, in a command on stdout."""
+    if (stream := messages()) is None:
+        return
     with _ignore_hangup():
-        click.echo(text, color=_color())
+        click.echo(text, file=stream, color=_color())
 
 
 def print_json(document: Any) -> None:
@@ -92,7 +112,9 @@ def is_hangup(problem: OSError) -> bool:
     return problem.errno in (errno.EPIPE, errno.EIO)
 
 
-def _print_labelled(label: str, color: str, message: str, stream: IO[str]) -> None:
+def _print_labelled(label: str, color: str, message: str, stream: IO[str] | None) -> None:
+    if stream is None:
+        return
     # A message may quote untrusted text of a trial or an archive.
     shown = "\n".join(map(escaped, message.split("\n")))
     with _ignore_hangup():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -118,14 +117,15 @@ def _summary_without_manager(known: KnownExperiment, show_summary: ShowSummary) 
 @contextlib.contextmanager
 def display() -> Iterator[ShowSummary]:
     """A live view where messages go to a terminal, lines elsewhere. The last output remains visible."""
-    if not sys.stdout.isatty():
+    stream = output.messages()
+    if stream is None or not stream.isatty():
         yield _Lines().show
         return
     # Imported here: the imports take 40 ms, and only the live view needs them.
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+    with Live(console=Console(file=stream, highlight=False), auto_refresh=False) as live:
         yield lambda summary: live.update(draw(summary), refresh=True)
 
 

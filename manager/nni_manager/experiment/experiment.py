@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import enum
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -57,7 +58,8 @@ class Experiment(StartedExperiment):
 
     `config` is its configuration. `id` and `port` are None until the experiment is started. `id` stays after `stop`, and
     results can still be queried. `url_prefix`, such as "lab/digits", precedes the paths of the web page and the HTTP API.
-    `tls_certificate` and `tls_key`: PEM files, with which these use HTTPS.
+    `tls_certificate` and `tls_key`: PEM files, with which these use HTTPS. `verbose`: print progress, links and information on
+    stderr; warnings are always printed.
 
     >>> experiment = Experiment("local")
     >>> experiment.config.trial_command = "python3 train.py"
@@ -91,6 +93,7 @@ class Experiment(StartedExperiment):
         self._given_id = id
         super().__init__(id)
         self.port: int | None = None
+        self.verbose = True
         self.url_prefix: str | None = None
         self.tls_certificate: str | os.PathLike[str] | None = None
         self.tls_key: str | os.PathLike[str] | None = None
@@ -189,9 +192,10 @@ class Experiment(StartedExperiment):
             ports = ports_from(port)
             for warning in (*config.warnings, *platform.warnings):
                 output.warning(in_python(warning))
-            print_points(config)
-            if platform.where:
-                output.info(f"run jobs on {platform.where}")
+            with self._messages():
+                print_points(config)
+                if platform.where:
+                    output.info(f"run jobs on {platform.where}")
             create = partial(
                 manager_process.create_experiment,
                 config,
@@ -236,10 +240,10 @@ class Experiment(StartedExperiment):
         known = self._now()
         if self._config is not None and self._started_with is not None:
             self._config.warn_of_changes_since(self._started_with)
-        in_notebook = is_in_notebook()
+        in_notebook = self.verbose and is_in_notebook()
         display = contextlib.nullcontext(NotebookView().show) if in_notebook else watch.display()
         interval_s = NOTEBOOK_INTERVAL_S if in_notebook else watch.REDRAW_INTERVAL_S
-        with in_python_terms(), display as show:
+        with self._messages(), in_python_terms(), display as show:
             summary = watch.follow(known, interval_s, lambda each: show(summary_in_python(each)))
         if (why_not := watch.verdict(summary_in_python(summary))) is not None:
             output.warning(in_python(str(why_not)))
@@ -258,9 +262,10 @@ class Experiment(StartedExperiment):
         if known is not None and known.view is not None:
             manager_stop.end_view(known)
         if known is not None and known.manager is not None:
-            output.info(f"Stopping experiment {self.id}")
-            manager_stop.stop_experiment(known)
-            output.info(f"Experiment {self.id} is stopped; Experiment.resume({self.id!r}) resumes it")
+            with self._messages():
+                output.info(f"Stopping experiment {self.id}")
+                manager_stop.stop_experiment(known)
+                output.info(f"Experiment {self.id} is stopped; Experiment.resume({self.id!r}) resumes it")
         self._release()
 
     @classmethod
@@ -361,7 +366,7 @@ class Experiment(StartedExperiment):
             try:
                 manager_stop.wait_for_view(known)
             except KeyboardInterrupt:
-                output.info(f"Ctrl-C: ending the view of experiment {self.id}")
+                output.warning(f"Ctrl-C: ending the view of experiment {self.id}")
             finally:
                 self.stop()
         return self
@@ -453,9 +458,14 @@ class Experiment(StartedExperiment):
             atexit.register(self._stop_what_it_started)
         if run_mode is RunMode.Foreground:
             self._log = LogTail(known.folder.manager_log)
-        output.info(f"Experiment {self.id} is served at {api_url(server)}")
-        print_links(known.experiment_id, server)
+        with self._messages():
+            output.info(f"Experiment {self.id} is served at {api_url(server)}")
+            print_links(known.experiment_id, server)
         return known
+
+    def _messages(self) -> contextlib.AbstractContextManager[None]:
+        """Stdout is the script's own."""
+        return output.messages_on(sys.stderr if self.verbose else None)
 
     def _stop_what_it_started(self) -> None:
         # Do not wait again if a previous stop was interrupted. A forked child process has not started the experiment.

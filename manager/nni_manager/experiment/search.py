@@ -123,6 +123,7 @@ def search(
     maximize: bool = False,
     seed: int | None = None,
     port: Port = "auto",
+    verbose: bool = True,
     **fields: Any,
 ) -> SearchResult:
     """Call a function with parameters from the search space, each time in a process of its own, and return the results.
@@ -133,7 +134,7 @@ def search(
     search. `fields`: further fields of `ExperimentConfig`, such as
     `max_trial_duration="10m"`. With the field `objectives`, the function returns a dict with their metrics. With the same `seed`
     and a `concurrency` of 1 the tuner repeats its choices, as long as the results are the same. After Ctrl-C the results until
-    then are returned. The experiment is stored, as any other, and its manager has ended.
+    then are returned. The experiment is stored, as any other, and its manager has ended. `verbose`: see `Experiment`.
 
     Raises:
         ConfigInvalid, UserError, RetryableError: see `Experiment.run`.
@@ -155,6 +156,7 @@ def search(
             config.assessor = _copied(assessor)
         _set_direction(config, proposer, maximize=maximize)
         with Experiment(config) as experiment:
+            experiment.verbose = verbose
             experiment.run(port, objective=function)
             # Before the manager ends: it answers sooner than the store is opened here.
             return SearchResult(experiment)
