@@ -130,9 +130,9 @@ def _accept_unsigned(files, trial, signer, find=SharedFiles.find_checkpoints):
     return newest_first(found, trial.trial_id)
 
 
-def _accept_early_marks(marks, source, start):
+def _accept_early_marks(checkpoints, source, start):
     """Planted fault: the newest checkpoint mark of an attempt is used, even if the checkpoint's manifest was never renamed."""
-    of_source = [each for each in marks if each.source is None and each.attempt_id == source.attempt_id]
+    of_source = [each for each in checkpoints.values() if each.attempt_id == source.attempt_id]
     return max(of_source, key=lambda each: each.offset, default=None)
 
 

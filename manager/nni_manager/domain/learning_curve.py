@@ -6,13 +6,16 @@ is followed backwards from mark to mark. What an attempt reported after the chec
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from trial_keeper.frozen_dataclass import dataclass
 from trial_keeper.wire.messages import AttemptKey
 
 NO_END = 2**62
 """The end of a segment to which records may still be added."""
+_Name: TypeAlias = tuple[str, str, str]
+"""Of a checkpoint: its attempt's id, its task, and its own name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ def curve_of(
     Records of another trial, or of another task, belong to no curve of this one.
     """
     continuations = _continuations(marks)
-    checkpoints: dict[tuple[str, str, str], StoredMark] = {}
+    checkpoints: dict[_Name, StoredMark] = {}
     for each in marks:
         if each.source is None:
             checkpoints.setdefault((each.attempt_id, each.task, each.checkpoint), each)
@@ -98,8 +101,8 @@ def curve_of(
         source = start.source
         if (source.trial_id, source.task) != (trial_id, task):
             break
-        mark = checkpoints.get((source.attempt_id, source.task, start.checkpoint))
-        if mark is None or (mark.attempt == start.attempt and mark.offset > start.offset):
+        mark = _checkpoint(checkpoints, source, start)
+        if mark is None:
             missing = source
             break
         if mark in followed:  # only a forged mark leads back
@@ -114,6 +117,15 @@ def first_of_load(marks: Sequence[StoredMark], attempt: int, task: str, load: st
     return next(
         (each.offset for each in marks if (each.attempt, each.task, each.load) == (attempt, task, load)), None
     )
+
+
+def _checkpoint(
+    checkpoints: Mapping[_Name, StoredMark], source: AttemptKey, start: StoredMark
+) -> StoredMark | None:
+    """The mark of the checkpoint from which a process has continued; None: it is not stored."""
+    mark = checkpoints.get((source.attempt_id, source.task, start.checkpoint))
+    is_later = mark is not None and mark.attempt == start.attempt and mark.offset > start.offset
+    return None if is_later else mark
 
 
 def _continuations(marks: Sequence[StoredMark]) -> dict[tuple[int, str], list[StoredMark]]:
