@@ -451,7 +451,7 @@ def test_a_code_folder_whose_path_is_not_utf8_is_refused(tmp_path):
     with pytest.raises(ConfigInvalid) as refused:
         read_experiment_file(folder / "experiment.yml")
     assert any(
-        "is not UTF-8, so no keeper can be told; rename its folder" in each.message
+        "is not UTF-8, as keepers need it; rename the folder" in each.message
         for each in refused.value.diagnostics
     )
 

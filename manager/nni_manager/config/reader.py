@@ -407,7 +407,7 @@ class _ExperimentReading(AlgorithmReading):
         if path is None:
             return None
         if os.fsencode(path).decode(errors="ignore") != str(path):
-            self.refuse(key_path, f"{str(path)!a} is not UTF-8, so no keeper can be told; rename its folder")
+            self.refuse(key_path, f"{str(path)!a} is not UTF-8, as keepers need it; rename the folder")
         self.refuse_absent(key_path, path)
         return path
 
