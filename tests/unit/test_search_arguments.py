@@ -50,7 +50,7 @@ def test_a_function_that_is_missing_is_refused():
         ("search_spaces", "use its argument `space`"),
         ("scheduler", "use its argument `assessor`"),
         ("metric", "the function returns its result"),
-        ("stop", "start an Experiment, and stop it when its best_trial is good enough"),
+        ("stop", "start an Experiment, and call its stop() when"),
         ("show_progress_bar", "use its argument `verbose`"),
         ("reuse_mode", "write training_service=LocalConfig(reuse_mode=...)"),
         ("gc_after_trial", "there is no such argument; help(search)"),

@@ -66,7 +66,7 @@ _ANSWERS = {
     "maxfailures": "use the field `max_trial_retry`",
     "name": "use the field `experiment_name`",
     "studyname": "use the field `experiment_name`",
-    "stop": "start an Experiment, and stop it when its best_trial is good enough; docs/python-api.md has an example",
+    "stop": "start an Experiment, and call its stop() when experiment.best_trial.value is good enough",
     "verbosity": "use its argument `verbose`",
     "showprogressbar": "use its argument `verbose`",
     "storage": _FOLDER,
