@@ -21,8 +21,17 @@ def main() -> None:
         nnictl()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except RuntimeError as error:
-        # Before Python 3.12, an interrupt while an import creates a class is only the cause of the error.
-        if not isinstance(error.__cause__, KeyboardInterrupt):
+    except Exception as error:
+        if not _is_interrupt(error):
             raise
         sys.exit(INTERRUPTED)
+
+
+def _is_interrupt(error: Exception) -> bool:
+    """True if another error has taken the place of an interrupt.
+
+    Before Python 3.12, an interrupt while an import creates a class is only the cause of a RuntimeError. An interrupt while
+    pydantic builds the validator of a schema is only the last line of its SchemaError.
+    """
+    is_named = type(error).__name__ == "SchemaError" and str(error).rstrip().endswith("KeyboardInterrupt:")
+    return is_named or isinstance(error.__cause__, KeyboardInterrupt)
