@@ -69,7 +69,7 @@ class Ledger:
     last_sign_s: float
     """The wall-clock time of the newest record of any process."""
     starts: int
-    """How often the command has begun."""
+    """How often the command has started."""
 
     @classmethod
     def read(cls, path: Path) -> "Ledger":
