@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import subprocess
+from pathlib import Path
 
 from attempts import RegisteringStore, attempt_id
 
@@ -81,4 +82,10 @@ def finished(folder, *results):
 def a_process_of(folder):
     """Start a process that the manager regards as a trial process of this experiment."""
     attempt = folder.workspace.root / "trials/aB3dE/attempts/0/main-0"
-    return subprocess.Popen(["sleep", "600"], env={"NNI_SYS_DIR": str(attempt), "PATH": os.environ["PATH"]})
+    process = subprocess.Popen(
+        ["sleep", "600"], env={"NNI_SYS_DIR": str(attempt), "PATH": os.environ["PATH"]}
+    )
+    # The kernel closes the pipe for which Popen waits before it sets the new environment.
+    while not Path(f"/proc/{process.pid}/environ").read_bytes():
+        pass
+    return process
