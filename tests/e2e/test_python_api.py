@@ -118,6 +118,13 @@ def test_queries_of_an_ended_experiment_return_the_same_answers_before_and_after
         assert set(frame.state) == {"SUCCEEDED"}
         assert list(frame.value) == [trial.value for trial in trials]
         assert (frame.durationS > 0).all()
+        curves = experiment.metrics_dataframe()
+        assert list(curves.columns) == ["trialJobId", "step", "type", "timestamp", "value", "value/loss"]
+        assert list(curves.step) == [0, 1, 0, 1]
+        assert list(curves.value[:2]) == [x / 2, x]
+        assert (
+            list(experiment.metrics_dataframe(trials[1].trialJobId).trialJobId) == [trials[1].trialJobId] * 2
+        )
         assert experiment.best_trial == max(trials, key=lambda trial: trial.value)
         assert Path(trials[0].stderrPath).read_text() == ""
         assert list(metrics) == [trial.trialJobId for trial in trials]

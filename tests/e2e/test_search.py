@@ -74,7 +74,8 @@ def test_search_returns_the_best_trial_and_a_data_frame_and_figures(place):
     assert list(best_so_far.y) == list(done.value.cummin())
     (importances,) = traces_of(found.plot_importances())
     assert {*importances.y} == {"x", "lr", "kind"}
-    assert sum(importances.x) == pytest.approx(1)
+    assert dict(zip(importances.y, importances.x, strict=True)) == found.importances
+    assert sum(found.importances.values()) == pytest.approx(1)
     (lines,) = traces_of(found.plot_parallel())
     assert [axis.label for axis in lines.dimensions] == ["result", *SPACE]
     assert all(len(axis.values) == len(done) for axis in lines.dimensions)

@@ -92,14 +92,6 @@ def test_the_pareto_front_of_three_objectives_has_a_plot_for_each_pair():
         Plots(trials, is_maximized=False, objectives=("loss",)).front()
 
 
-def test_importances_require_ten_results_and_show_the_highest_on_top():
-    few = Plots([trial(n, float(n), x=n) for n in range(9)], is_maximized=True)
-    with pytest.raises(UserError, match=r"9 trials have a number 'default'; 10 are needed; run more trials"):
-        few.importances()
-    of_loss = Plots([trial(0, 1.0, x=0)], is_maximized=True, objectives=("loss",))
-    with pytest.raises(UserError, match="1 trials have a number 'loss'"):
-        of_loss.importances()
-    many = Plots([trial(n, float(n), x=n / 40, y=n * 17 % 40) for n in range(40)], is_maximized=True)
-    (bars,) = many.importances().data
-    assert bars.y[-1] == "x"
-    assert bars.x[-1] == max(bars.x)
+def test_the_highest_importance_is_on_top():
+    (bars,) = Plots([], is_maximized=True).importances({"x": 0.75, "net/size": 0.25}).data
+    assert [*zip(bars.y, bars.x, strict=True)] == [("net/size", 0.25), ("x", 0.75)]

@@ -1,11 +1,15 @@
 """Queries of the Python API, on stored experiments that never ran."""
 
 import json
+import math
+import random
 
 import pytest
 from made_experiment import made_experiment, made_trial
 
-from nni_manager.experiment import Experiment
+from nni_manager.errors import UserError
+from nni_manager.experiment import Experiment, TrialMetricData
+from nni_manager.experiment.data import curves_of
 from nni_manager.store.registry import Registry
 
 pandas = pytest.importorskip("pandas")
@@ -16,9 +20,11 @@ def an_experiment(tmp_path, monkeypatch):
     """Creates an experiment whose trials have these final results; None: the trial has failed."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
-    def make(*results, **config):
+    def make(*results, parameters=None, **config):
         def trial(number, now_s):
             made, result = made_trial(number, now_s), results[number]
+            if parameters is not None:
+                made.parameters = parameters[number]
             made.run.final = None if result is None else json.dumps(result)
             # The tuner's number; the domain decides what has one.
             made.run.value = result if result in (0.5, 0.25) else None
@@ -59,3 +65,67 @@ def test_a_data_frame_shows_the_front_of_several_objectives_and_the_violated_con
     assert list(frame.onFront) == [True, True, False, False]
     assert list(frame.violates) == [[], [], ["size ≤ 5"], []]
     assert list(frame.columns[-3:]) == ["note", "onFront", "violates"]
+
+
+def test_importances_are_those_for_the_best_results_of_an_objective(an_experiment):
+    numbers = random.Random(1)
+    drawn = [{"a": numbers.uniform(-1, 1), "net": {"b": numbers.uniform(-1, 1)}} for _ in range(60)]
+    # The largest values differ by `a`, and the smallest ones by `b`.
+    values = [max(each["a"], 0) + min(each["net"]["b"], 0) for each in drawn]
+    experiment = an_experiment(
+        *[{"loss": value, "gain": value, "other": value} for value in values],
+        parameters=drawn,
+        objectives=[{"metric": "loss", "mode": "minimize"}, {"metric": "gain", "mode": "maximize"}],
+    )
+    shares = experiment.importances()
+    assert [*shares] == ["net/b", "a"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert experiment.importances("loss") == shares
+    assert [*experiment.importances("gain")] == ["a", "net/b"]
+    assert experiment.importances("other") == shares, (
+        "a metric that is no objective has the first one's direction"
+    )
+    with pytest.raises(UserError, match="0 trials have a number 'speed'; 10 are needed; run more trials"):
+        experiment.importances("speed")
+
+
+@pytest.mark.parametrize(
+    ("results", "why"),
+    [
+        ((*range(9), None), "9 trials have a number 'default'; 10 are needed"),
+        (range(10), "all trials had the same parameters"),
+    ],
+)
+def test_importances_require_ten_results_and_different_parameters(an_experiment, results, why):
+    experiment = an_experiment(*results, parameters=[{"a": 1}] * 10)
+    with pytest.raises(
+        UserError, match=f"cannot evaluate the importance of parameters: {why}; run more trials"
+    ):
+        experiment.importances()
+
+
+def test_the_learning_curves_of_a_data_frame_have_a_row_for_each_report():
+    def report(trial_id, kind, data, at=1000):
+        return TrialMetricData(at, trial_id, "0", kind, 0, data)
+
+    frame = curves_of(
+        [
+            report("a", "PERIODICAL", {"default": 0.5, "loss": 2}),
+            report("a", "FINAL", {"default": float("inf"), "loss": 1}),
+            report("b", "PERIODICAL", 3, None),
+            report("b", "PERIODICAL", "text"),
+        ],
+        "default",
+    )
+    assert list(frame.columns) == ["trialJobId", "step", "type", "timestamp", "value", "value/loss"]
+    assert list(zip(frame.trialJobId, frame.step, frame.type, strict=True)) == [
+        ("a", 0, "PERIODICAL"),
+        ("a", 1, "FINAL"),
+        ("b", 0, "PERIODICAL"),
+        ("b", 1, "PERIODICAL"),
+    ]
+    assert frame.value.dtype == float
+    assert [None if math.isnan(each) else each for each in frame.value] == [0.5, None, 3, None]
+    assert list(frame["value/loss"].dropna()) == [2, 1]
+    assert list(curves_of([report("a", "FINAL", {"default": 1, "loss": 2})], "loss").value) == [2]
+    assert list(curves_of([], "default").columns) == ["trialJobId", "step", "type", "timestamp", "value"]

@@ -6,13 +6,17 @@ Source: NNI v2.10, nni.experiment.data. Times are in milliseconds since the epoc
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_manager.client.results import flat_columns, parsed
 from nni_manager.client.watch import why
+from nni_manager.domain.metrics import reward
 from nni_manager.errors import UserError
 from nni_manager.experiment.python_terms import of_result
 from trial_keeper.wire.attempt_ids import sort_key
@@ -142,6 +146,25 @@ def frame_of(results: Sequence[TrialResult], metrics: Sequence[str] = ("default"
     """
     rows = [(each.trialJobId, each.parameter, each.value) for each in results]
     return frame_with(*flat_columns(rows, metrics=metrics))
+
+
+def curves_of(reports: Sequence[TrialMetricData], metric: str) -> pandas.DataFrame:
+    """A row for each report, as described at `StartedExperiment.metrics_dataframe`.
+
+    Raises:
+        PandasMissing: pandas is not installed.
+    """
+    names, rows = ["trialJobId", "step", "type", "timestamp", "value"], []
+    steps: Counter[str] = Counter()
+    for each in reports:
+        row = {"trialJobId": each.trialJobId, "step": steps[each.trialJobId], "type": each.type}
+        number = reward(json.dumps(each.data), metric)
+        row |= {"timestamp": each.timestamp, "value": math.nan if number is None else number}
+        if isinstance(each.data, dict):
+            row |= {f"value/{name}": entry for name, entry in each.data.items() if name != "default"}
+        rows.append(row)
+        steps[each.trialJobId] += 1
+    return frame_with([*dict.fromkeys(chain(names, *rows))], rows)
 
 
 def frame_with(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:

@@ -82,25 +82,11 @@ class Plots:
             {"xaxis": {"title": "trial"}, "yaxis": {"title": "result"}},
         )
 
-    def importances(self) -> Figure:
-        """The importance of each parameter, as on the page.
-
-        Raises:
-            UserError: there are too few results, or the parameters do not differ.
-        """
+    def importances(self, shares_by_name: Mapping[str, float]) -> Figure:
+        """The importance of each parameter, the highest on top. `shares_by_name`: see `StartedExperiment.importances`."""
         from plotly import graph_objects
 
-        from nni_manager.engine.importance import importance_of
-
-        metric = self._objectives[0]
-        found = importance_of(
-            [(each.parameters, json.dumps({metric: each.value})) for each in self._all],
-            metric,
-            maximize=self._is_maximized,
-        )
-        if not found.shares:
-            raise UserError(f"cannot evaluate the importance of parameters: {found.why}; run more trials")
-        names, shares = zip(*reversed([*found.shares.items()]), strict=True)
+        names, shares = zip(*reversed([*shares_by_name.items()]), strict=True)
         return graph_objects.Figure(
             graph_objects.Bar(x=shares, y=names, orientation="h"),
             {"xaxis": {"title": "importance"}, "yaxis": {"title": "parameter"}},

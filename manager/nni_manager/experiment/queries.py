@@ -13,7 +13,14 @@ from nni_manager.client.manager_client import ManagerUnresponsive
 from nni_manager.client.results import all_trials, finite, parsed
 from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import plain
-from nni_manager.experiment.data import TrialJob, TrialMetricData, TrialResult, frame_of, frame_with
+from nni_manager.experiment.data import (
+    TrialJob,
+    TrialMetricData,
+    TrialResult,
+    curves_of,
+    frame_of,
+    frame_with,
+)
 from nni_manager.experiment.python_terms import in_python_terms
 from nni_manager.store.folders import ExperimentFolder
 
@@ -167,6 +174,44 @@ class StartedExperiment:
         # In place of results such as a list or -inf, which a tuner ignores, and of None, which would make no column of numbers.
         frame["value"] = [math.nan if each["value"] is None else float(each["value"]) for each in trials]
         return frame
+
+    def metrics_dataframe(self, trial_job_id: str | None = None) -> pandas.DataFrame:
+        """The learning curves: a row for each report that counts, those of one trial if its id is given.
+
+        Its columns: `trialJobId`, `step` (counts a trial's reports from 0), `type` (PERIODICAL or FINAL), `timestamp` in
+        milliseconds, `value`, and `value/NAME` for each entry of a report that is a dict. `value` is the number of the first
+        objective; NaN if the report has no such number.
+
+        Raises:
+            PandasMissing: pandas is not installed.
+            UserError: no trial has this id.
+        """
+        reports = self.get_job_metrics(trial_job_id)
+        return curves_of([each for of_trial in reports.values() for each in of_trial], self._metrics()[0])
+
+    def importances(self, metric: str | None = None) -> dict[str, float]:
+        """The share of each parameter in whether a trial is among the best tenth, highest first: those of the page.
+
+        `metric`: that of an objective, or another number in the results, which counts as one of the first objective; None: the
+        metric of the first objective. The name of a nested parameter is its path, as in "layer/size". Source: PED-ANOVA, see
+        `nni_manager.engine.importance`.
+
+        Raises:
+            UserError: fewer than 10 trials have such a number, or all have the same parameters.
+        """
+        # The import takes a second.
+        from nni_manager.engine.importance import importance_of
+
+        modes = {each["metric"]: each["mode"] for each in self.objectives}
+        first = next(iter(modes))
+        found = importance_of(
+            [(each["parameter"], each["value"]) for each in self._get("/export-data")],
+            metric or first,
+            maximize=modes.get(metric or first, modes[first]) == "maximize",
+        )
+        if not found.shares:
+            raise UserError(f"cannot evaluate the importance of parameters: {found.why}; run more trials")
+        return dict(found.shares)
 
     # ---- tags and notes, also of an experiment that does not run
 

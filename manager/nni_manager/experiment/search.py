@@ -80,17 +80,26 @@ class SearchResult:
         """
         return self.experiment.trials_dataframe()
 
+    @cached_property
+    def importances(self) -> dict[str, float]:
+        """The share of each parameter in whether a trial is among the best tenth, highest first: see `Experiment.importances`.
+
+        Raises:
+            UserError: fewer than 10 trials have results, or all have the same parameters.
+        """
+        return self.experiment.importances()
+
     def plot_history(self) -> Figure:
         """The result of each trial, and the best one until then."""
         return self._plots.history()
 
     def plot_importances(self) -> Figure:
-        """The share of each parameter in whether a trial is among the best tenth, by PED-ANOVA.
+        """`importances` as bars.
 
         Raises:
-            UserError: fewer than 10 trials have results, or all have the same parameters.
+            UserError: see `importances`.
         """
-        return self._plots.importances()
+        return self._plots.importances(self.importances)
 
     def plot_parallel(self) -> Figure:
         """A line for each trial through the values of its parameters and its result."""
