@@ -185,7 +185,11 @@ class ContainerRuntime:
             _write_ssh_keys(runtime / "ssh-secret", plan.ssh_keys)
         if self._tool is None:
             mounts += _own_mounts(role, folder)
-        if self._tool is not None:
+            if role.runs_sshd:
+                # Open MPI's daemons on one machine fail if they create the same folder in /tmp at the same time. A container has
+                # a /tmp of its own; here this is the task's own folder.
+                variables["OMPI_MCA_orte_tmpdir_base"] = "/dev/shm"
+        else:
             gpus = effect.task.allocation.gpus if effect.task.allocation is not None else ()
             commands = sandbox.sandbox_commands(
                 self._tool, effect.task.container_id, role, folder, mounts, gpus
