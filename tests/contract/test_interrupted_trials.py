@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from real_experiment import wait_until
 
+from nni_manager.config.algorithm import CheckpointFolder
 from nni_manager.config.algorithms import TUNERS
 from nni_manager.config.search_space import parse_search_space
 from nni_manager.domain.objectives import single
@@ -42,7 +43,8 @@ class Search:
         declared = TUNERS[self.name]
         seed = {"optimize_mode": "minimize", "seed": 3}
         args = declared.args.model_validate({**class_args, **(seed if declared.learns else {})})
-        return declared.make(parse_search_space(raw), args, Path("checkpoints"), single("minimize"))
+        folder = CheckpointFolder(Path("checkpoints"))
+        return declared.make(parse_search_space(raw), args, folder, single("minimize"))
 
     def ask(self):
         suggestion = self.tuner.ask(len(self.asked))

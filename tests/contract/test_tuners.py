@@ -13,6 +13,7 @@ from drawn_spaces import spaces_raw
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nni_manager.config.algorithm import CheckpointFolder
 from nni_manager.config.algorithms import TUNERS
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult
@@ -77,7 +78,8 @@ SMALL |= {"GPTuner": FEW, "MetisTuner": {"selection_num_starting_points": 5}}
 
 def make_of(name, raw, seed=1, optimize_mode="minimize", **class_args):
     args = TUNERS[name].args.model_validate({"optimize_mode": optimize_mode, "seed": seed, **class_args})
-    return TUNERS[name].make(parse_search_space(raw), args, CHECKPOINTS, single(args.optimize_mode))
+    folder = CheckpointFolder(CHECKPOINTS)
+    return TUNERS[name].make(parse_search_space(raw), args, folder, single(args.optimize_mode))
 
 
 @pytest.fixture(params=DRAWING)
@@ -668,6 +670,18 @@ def test_the_worst_member_of_a_generation_continues_from_the_best_members_checkp
     for member in (0, 1, 3):
         assert plain(second[member].parameters) == plain(first[member].parameters)
     assert plain(second[2].parameters) not in [plain(each.parameters) for each in first]
+
+
+@pytest.mark.parametrize("own", [None, "/mnt/checkpoints"])
+def test_trials_of_a_changed_search_space_have_checkpoints_of_their_own(own):
+    args = TUNERS["PBTTuner"].args(all_checkpoint_dir=own)
+    folders = set()
+    for revision in range(3):
+        tuner = PopulationTuner(parse_search_space(TWO_FLOATS), args, CheckpointFolder(CHECKPOINTS, revision))
+        asked = tuner.ask(0).parameters
+        folders |= {asked["save_checkpoint_dir"], asked["load_checkpoint_dir"]}
+    assert len(folders) == 6
+    assert {Path(each).is_relative_to(own or CHECKPOINTS) for each in folders} == {True}
 
 
 def test_parameters_copied_from_the_best_member_are_perturbed():

@@ -279,6 +279,8 @@ class FakePai:
     async def _fault(self, how):
         if isinstance(how, tuple):
             return _error(*how)
+        if isinstance(how, dict | list):
+            return JSONResponse(how)
         if how == 429:
             page = "<html><body><h1>Too many requests</h1>, please try again later.</body></html>"
             return HTMLResponse(page, 429, headers={"Retry-After": "0", "X-RateLimit-Limit": "60"})

@@ -2,6 +2,8 @@
 paths.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from openpai_here import JOBS, PASSWORDS, an_openpai_here, refused
 from openpai_jobs import WORKER, a_job, text_of
@@ -80,6 +82,23 @@ def test_users_change_their_own_password_with_the_old_password(here):
     assert bob.put(f"{API}/users/me", json={"data": change | {"email": ""}, "patch": True}).status_code == 201
     login = {"username": "bob", "password": "another password"}
     assert here.client(None).post("/api/v2/authn/basic/login", json=login).status_code == 200
+
+
+def test_an_administrator_who_is_demoted_while_a_password_change_waits_stays_demoted(here):
+    ada, bob = logged_in(here, "ada"), logged_in(here, "bob")
+    assert ada.put(f"{API}/users", json={"data": {"username": "bob", "admin": True}}).status_code == 201
+
+    def change_password(old):
+        data = {"username": "bob", "oldPassword": old, "newPassword": "another password"}
+        return bob.put(f"{API}/users/me", json={"data": data}).status_code
+
+    assert change_password("wrong") == 400
+    with ThreadPoolExecutor(1) as thread:
+        # After a wrong password, the next one of this source waits for FAILURE_COOLDOWN_S.
+        changing = thread.submit(change_password, PASSWORDS["bob"])
+        assert ada.put(f"{API}/users", json={"data": {"username": "bob", "admin": False}}).status_code == 201
+        assert changing.result() == 201
+    assert ada.get(f"{API}/users/bob").json()["admin"] is False
 
 
 def test_an_administrator_changes_rights_and_passwords_but_cannot_demote_the_only_admin(here):

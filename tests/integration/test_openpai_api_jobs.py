@@ -388,6 +388,10 @@ def test_requests_for_unknown_tasks_and_attempts_are_refused_with_the_error_code
         path.replace("/attempts/0/taskRoles", "/attempts/3/taskRoles"),
         path.replace("/0/logs", "/7/logs"),
         path.replace("taskIndex/0", "taskIndex/9").removesuffix("/0/logs"),
+        path.replace("taskIndex/0", f"taskIndex/{2**80}"),
+        path.replace("/attempts/0/taskRoles", f"/attempts/{2**80}/taskRoles"),
+        f"{JOBS}/ada~job/attempts/{2**80}",
+        f"{JOBS}/ada~job/job-attempts/{2**80}",
     ):
         assert refused(client.get(wrong), 404, "NoJobError").startswith("cannot find ")
     history = client.get(path.removesuffix("/0/logs")).json()

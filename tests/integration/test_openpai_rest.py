@@ -94,6 +94,28 @@ def test_a_job_state_that_the_client_does_not_recognise_is_read_as_unknown():
     assert PaiJobState.of(None) is PaiJobState.UNKNOWN
 
 
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"state": ["RUNNING"]},
+        {"attemptId": "x"},
+        {"appExitSpec": ["phrase"], "state": "FAILED"},
+        "RUNNING",
+        {"attemptId": {"number": 1}},
+    ],
+)
+def test_a_job_state_of_another_form_is_refused_and_the_next_call_succeeds(server, cluster, status):
+    cluster.submit(job_text("job"))
+    for call, document in (
+        (cluster.jobs, [{"name": "job", "jobStatus": status}]),
+        (lambda: cluster.job("job"), {"name": "job", "jobStatus": status}),
+    ):
+        server.misbehave(document)
+        with pytest.raises(RequestRejected, match=r"has .*state of .*; check that OpenPAI runs there"):
+            call()
+        assert call()
+
+
 def test_job_lists_are_read_page_by_page(server, cluster, monkeypatch):
     monkeypatch.setattr(rest, "PAGE_ROWS", 3)
     for number in range(7):

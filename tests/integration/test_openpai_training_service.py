@@ -152,7 +152,7 @@ async def test_a_restarted_manager_does_not_regard_a_job_as_unknown_because_of_a
     assert (end.reason, end.is_unknown) == (ExitReason.JOB_LOST, True)
 
 
-@pytest.mark.parametrize("how", [429, 500, 401, "drop"])
+@pytest.mark.parametrize("how", [429, 500, 401, "drop", [{"name": "x", "state": ["RUNNING"]}]], ids=str)
 async def test_failed_list_calls_are_reported_as_a_problem_but_do_not_end_any_job(site, how):
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))

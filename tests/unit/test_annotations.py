@@ -444,7 +444,7 @@ def test_generated_code_matches_the_golden_text():
         from __future__ import annotations; import nni_sdk.annotated as _nni  # for later
 
         """@nni.variable(nni.choice(16, width), name=size)"""
-        size: int = (16 if _nni.takes('train/size/choice', 16) else width if _nni.takes('train/size/choice', 'width') \\
+        size: int = (16 if _nni.takes('train/size/choice', 16) else (width) if _nni.takes('train/size/choice', 'width') \\
         else _nni.no_option('train/size/choice'))  # of a batch
         """@nni.variable(nni.loguniform(1e-4, 0.1), name=lr)"""
         lr = (_nni.parameter('train/lr/loguniform'))
@@ -467,6 +467,16 @@ def test_the_generated_import_comes_first_and_uses_an_unused_name(head, begins, 
     code = generated(head + "'''@nni.report_final_result(0)'''\n")
     assert code.startswith(begins)
     assert run(code, {})["reported"] == [("FINAL", 0)]
+
+
+@pytest.mark.parametrize("option", ["1 if True else 2", "lambda: 5", "y or 3", "4"])
+def test_an_option_is_chosen_although_an_option_before_it_is_any_expression(option, run):
+    found = read(f"y = 0\n'@nni.variable(nni.choice({option}, y + 7), name=x)'\nx = 1\n".encode())
+    for code in (option, "y + 7"):
+        value = 4 if code == "4" else code
+        chosen = run(found.generated, {"train/x/choice": value})["x"]
+        expected = eval(code, {"y": 0})
+        assert (chosen() if callable(chosen) else chosen) == (expected() if callable(expected) else expected)
 
 
 # Python finds no encoding declaration in a file with these line ends.

@@ -199,7 +199,16 @@ def test_the_error_for_keys_named_type_and_value_shows_the_keys_with_an_undersco
 
 
 @pytest.mark.parametrize(
-    "other", [{"min": 0, "max": "b"}, {"values": 3}, {"values": []}, {"low": 0}, {"distribution": "beta"}]
+    "other",
+    [
+        {"min": 0, "max": "b"},
+        {"min": 0, "max": 2**1024},
+        {"values": 3},
+        {"values": []},
+        {"low": 0},
+        {"distribution": "beta"},
+    ],
+    ids=lambda other: str(other)[:40],
 )
 def test_the_error_for_an_unknown_parameter_notation_contains_an_example(read, other):
     with pytest.raises(ConfigInvalid) as refused:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ConfigDict
@@ -85,8 +86,24 @@ class BuiltIn:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointFolder:
+    """The folder of trials' checkpoints, as trials access it. `space_revision`: how often the search space has changed."""
+
+    path: Path
+    space_revision: int = 0
+
+    def of_space(self, path: str | None) -> Path:
+        """The folder for trials of the current search space, below `path` if the experiment file names one.
+
+        The tuner of a changed space starts anew, while trials of the former one may still write their checkpoints.
+        """
+        whole = Path(path or self.path)
+        return whole / f"space-{self.space_revision}" if self.space_revision else whole
+
+
+@dataclass(frozen=True, slots=True)
 class BuiltInTuner(BuiltIn):
-    """A built-in tuner. `make` takes the search space, `args`, the checkpoint folder of trials, and the objectives."""
+    """A built-in tuner. `make` takes the search space, `args`, the `CheckpointFolder` of trials, and the objectives."""
 
     args: type[RandomArgs] = RandomArgs
     aliases: tuple[str, ...] = ()

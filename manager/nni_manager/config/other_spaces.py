@@ -5,9 +5,10 @@ Source: Weights & Biases, Sweep configuration options, `parameters`; Optuna 4, `
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
+
+from nni_manager.domain.metrics import finite_number
 
 # W&B's distributions: NNI's type, and the keys of its numbers.
 _OF_WANDB = {
@@ -36,10 +37,7 @@ def _is_complete(found: Mapping[str, Any]) -> bool:
     values = found["_value"]
     if found["_type"] == "choice":
         return isinstance(values, list) and bool(values)
-    return all(
-        isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each)
-        for each in values
-    )
+    return all(finite_number(each) is not None for each in values)
 
 
 def _of(kind: str, values: Any) -> dict[str, Any]:

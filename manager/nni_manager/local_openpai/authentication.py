@@ -11,6 +11,7 @@ import binascii
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -189,8 +190,10 @@ class Authenticator:
         return JSONResponse({"message": "update user password successfully."})
 
     async def _set_password(self, caller: Caller, user: User, password: str) -> None:
-        changed = await asyncio.to_thread(new_user, user.name, password, is_admin=user.is_admin)
-        self._accounts.replace_user(changed)
+        changed = await asyncio.to_thread(new_user, user.name, password, is_admin=False)
+        # The rights may have changed while the login throttle or the thread was awaited.
+        is_admin = self._accounts.user(user.name).is_admin
+        self._accounts.replace_user(replace(changed, is_admin=is_admin))
         self._store(self._accounts)
         log.info("%s set the password of user %s", caller.name, user.name)
 

@@ -358,7 +358,10 @@ class JobStore:
 
     def _rows(self, query: str, **values: Any) -> list[sqlite3.Row]:
         with _own_errors(self._path):
-            return self._connection.execute(QUERIES[query], values).fetchall()
+            try:
+                return self._connection.execute(QUERIES[query], values).fetchall()
+            except OverflowError:  # no row has a number of more than 64 bits, such as one in a request's path
+                return []
 
 
 class StoreThread:

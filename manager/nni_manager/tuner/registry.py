@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from nni_manager.config.algorithm import CheckpointFolder
 from nni_manager.config.algorithms import ASSESSORS, TUNERS
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.objectives import OptimizeMode
@@ -29,7 +30,8 @@ def make_tuner(
     declared, objectives = TUNERS[config.tuner.name], config.all_objectives
     args = declared.args.model_validate(class_args)
     learned = objectives if declared.learns_constraints else replace(objectives, constraints=())
-    tuner: BaseTuner = declared.make(config.search_space, args, checkpoints, learned)
+    folder = CheckpointFolder(checkpoints, config.search_space_revision)
+    tuner: BaseTuner = declared.make(config.search_space, args, folder, learned)
     return tuner if learned == objectives else FeasibleOnly(tuner, objectives)
 
 

@@ -163,7 +163,8 @@ class OpenPai(connection.PaiConnection):
                 # An empty list would mean that no job exists.
                 raise self._not_of_openpai("list jobs", "no list of jobs")
             before = len(rows)
-            for row in map(_status, page):
+            for document in page:
+                row = self._status("list jobs", document)
                 rows.setdefault((row.user, row.name), row)
             # Jobs submitted during the listing shift others to the next page, so rows may repeat.
             if len(page) < PAGE_ROWS or len(rows) == before:
@@ -174,7 +175,13 @@ class OpenPai(connection.PaiConnection):
         answer = self._ask("GET", self._path(name), f"find job {name}")
         if not (isinstance(answer, dict) and isinstance(answer.get("jobStatus"), dict)):
             raise self._not_of_openpai(f"find job {name}", "no state of the job")
-        return _status(answer)
+        return self._status(f"find job {name}", answer)
+
+    def _status(self, what: str, document: Any) -> JobStatus:
+        try:
+            return _status(document)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise self._not_of_openpai(what, "a job state of another form") from error
 
     def _not_of_openpai(self, what: str, has: str) -> connection.RequestRejected:
         return connection.RequestRejected(

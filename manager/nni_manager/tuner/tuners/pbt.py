@@ -16,12 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import field
-from pathlib import Path
 from random import Random
 from statistics import NormalDist
 from typing import Any
 
-from nni_manager.config.algorithm import BuiltInTuner, RandomArgs
+from nni_manager.config.algorithm import BuiltInTuner, CheckpointFolder, RandomArgs
 from nni_manager.config.schema import must_be, whole
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import (
@@ -79,11 +78,10 @@ class _Generation:
 class PopulationTuner(SeededTuner[tuple[int, int]]):
     """Runs generations one after another, without end. A trial's position is its generation and member."""
 
-    def __init__(self, space: SearchSpace, args: PbtArgs, checkpoints: Path, *_: object) -> None:
-        """`checkpoints`: the checkpoint folder as trials access it; the experiment file may name another."""
+    def __init__(self, space: SearchSpace, args: PbtArgs, checkpoints: CheckpointFolder, *_: object) -> None:
         super().__init__(space, args.optimize_mode, args.seed)
         self._args = args
-        self._checkpoints = Path(args.all_checkpoint_dir or checkpoints)
+        self._checkpoints = checkpoints.of_space(args.all_checkpoint_dir)
         self._generations = [_Generation([_Plan("", None)] * args.population_size)]
 
     def propose(self, trial_key: int) -> Suggestion | Later:
