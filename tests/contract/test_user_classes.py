@@ -214,15 +214,24 @@ class Mine(Tuner):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (failing("raise ValueError('my mistake')"), r"(?s)raised in 'ask'.*in generate_parameters.*my mistake"),
-        (failing("sys.exit(3)"), "(?s)raised in 'ask'.*SystemExit: 3"),
+        (failing("raise ValueError('my mistake')"), r"(?s)raised in 'generate_parameters'.*in generate_parameters.*my mistake"),
+        (failing("sys.exit(3)"), "(?s)raised in 'generate_parameters'.*SystemExit: 3"),
         (failing("print('last words', file=sys.stderr); os._exit(4)"), "(?s)ended with exit code 4.*last words"),
         (failing("os.kill(os.getpid(), signal.SIGSEGV)"), "was killed by signal 11"),
         (failing("return [1]"), r"\[1\] is not a dict; return a dict of names and values"),
         (failing("return {'x': object()}"), "cannot encode <object.*as JSON.*convert it"),
         (failing("return {'x': 'a' * 2**25}"), "its answer has more than 16777216 bytes"),
-        (failing("pass", "__init__(self, needed)"), "(?s)raised in 'make'.*needed"),
-        ("syntax error", "(?s)raised in 'make'.*SyntaxError"),
+        (
+            failing("return None", "generate_multiple_parameters(self, parameter_id_list, **kwargs)"),
+            "generate_multiple_parameters returned None; return a list with parameters, or an empty list",
+        ),
+        (
+            # The class writes to the connection of its process.
+            failing("os.write(int(sys.argv[1]), b'5\\n')"),
+            "its answer to 'generate_parameters' is not valid JSON",
+        ),
+        (failing("pass", "__init__(self, needed)"), "(?s)raised in '__init__'.*needed"),
+        ("syntax error", "(?s)raised in '__init__'.*SyntaxError"),
         ("import no_such_module_of_mine", "No module named 'no_such_module_of_mine'"),
         ("x = 1", "has no attribute 'Mine'"),
     ],
@@ -233,12 +242,19 @@ def test_an_error_in_a_user_tuner_is_reported_with_the_traceback(a_tuner, code, 
     assert str(raised.value).startswith("cannot ")
 
 
+def test_each_call_after_a_failed_init_of_a_user_tuner_reports_its_error(a_tuner):
+    tuner = a_tuner(failing("raise ValueError('my mistake')", "__init__(self)"))
+    for _ in range(2):
+        with pytest.raises(UserCodeFailed, match=r"(?s)raised in '__init__'.*my mistake"):
+            tuner.ask(0)
+
+
 def test_a_hanging_user_tuner_is_killed_with_its_child_processes_after_the_timeout(a_tuner, tmp_path):
     body = "print(subprocess.Popen(['sleep', '999']).pid, flush=True); time.sleep(999)"
     tuner = a_tuner(failing(body), timeout_s=3.0)
     with pytest.raises(
         UserCodeFailed,
-        match=r"'ask' has not returned within 3 s; make it faster, or increase tuner\.callTimeout",
+        match=r"'generate_parameters' has not returned within 3 s; make it faster, or increase tuner\.callTimeout",
     ):
         tuner.ask(0)
     child = int((tmp_path / "log" / "tuner.log").read_text())
@@ -492,9 +508,26 @@ def test_an_exception_in_a_user_assessor_is_reported_with_its_traceback(an_asses
     code = ASSESSES.replace("last = trial_history[-1]", "raise KeyError('mine')")
     with pytest.raises(
         UserCodeFailed,
-        match=r"(?s)assessor mine\.Mine: an exception was raised in 'assess'.*KeyError: 'mine'",
+        match=r"(?s)assessor mine\.Mine: an exception was raised in 'assess_trial'.*KeyError: 'mine'",
     ):
         an_assessor(code).report("a", 0, [1.0])
+
+
+@pytest.mark.parametrize("answer", ["None", "'Bad'", "1", "[True]"])
+def test_an_answer_of_a_user_assessor_that_is_no_assess_result_is_an_error(an_assessor, answer):
+    code = ASSESSES.replace("last = trial_history[-1]", f"return {answer}")
+    with pytest.raises(
+        UserCodeFailed, match=r"(?s)in 'assess_trial'.*is no answer; return AssessResult\.Good or"
+    ):
+        an_assessor(code).report("a", 0, [1.0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_good"), [("True", True), ("np.float64(1) > 2", False), ("AssessResult.Bad", False)]
+)
+def test_a_user_assessor_may_answer_with_a_bool_of_python_or_numpy(an_assessor, answer, is_good):
+    code = ASSESSES.replace("last = trial_history[-1]", f"import numpy as np; return {answer}")
+    assert an_assessor(code).report("a", 0, [1.0]) is is_good
 
 
 def test_nni_sdk_exports_the_tuner_and_assessor_names_of_nni():

@@ -122,8 +122,10 @@ def test_a_waiting_trial_shows_the_pending_reason_of_slurm_and_is_cancelled_with
     (experiment_id,) = re.findall(r"The experiment id is (\w+)", created.stdout)
     # Both tasks of the job array may have the same reason: Slurm gives the second one its own when it separates the first.
     wait_until(
-        lambda: len(shown := [each["message"] for each in trials(nnictl, experiment_id)]) == 2
-        and WAITING.issuperset(shown),
+        lambda: (
+            len(shown := [each["message"] for each in trials(nnictl, experiment_id)]) == 2
+            and WAITING.issuperset(shown)
+        ),
         "the reasons are shown",
     )
     stopped = nnictl("stop", experiment_id)

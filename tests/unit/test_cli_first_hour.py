@@ -16,6 +16,7 @@ from stored_experiments import a_process_of
 
 from nni_manager.client import experiments, manager_stop, watch
 from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain import message_summary
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.profiles import metadata_view, stored_metadata_view
@@ -93,8 +94,11 @@ def test_nnictl_experiment_status_prints_every_line_of_a_traceback(nnictl, store
 
 
 def test_a_long_error_is_shortened_to_its_first_and_last_line():
-    assert watch.outline(TRACEBACK) == "the tuner mine failed. Fix it. (KeyError: 'lr')"
-    assert watch.outline("disk full\n") == "disk full"
+    assert message_summary.outline(TRACEBACK) == "the tuner mine failed. Fix it. (KeyError: 'lr')"
+    assert message_summary.outline("disk full\n") == "disk full"
+    summary = message_summary.message_summary("could not start", TRACEBACK)
+    assert summary == "the tuner mine failed. Fix it. (KeyError: 'lr')"
+    assert message_summary.message_summary("mount", "cannot mount x\nsome output") == "cannot mount x"
 
 
 def test_nnictl_experiment_list_warns_of_experiments_whose_manager_has_died(nnictl, stored):

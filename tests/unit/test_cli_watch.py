@@ -189,6 +189,8 @@ def test_the_live_view_describes_a_failed_trial_in_one_line(changed, expected):
          "no final result was reported; call nni_sdk.report_final_result()"),
         (a_summary("DONE", counts={"FAILED": 3}, latestFailures=[a_trial()]),
          "cannot finish experiment GvTf2bVe: none of 3 trials succeeded; the last one (aB3dE): exit code 1: ModuleNotFoundError"),
+        (a_summary("DONE", counts={}),
+         "cannot finish experiment GvTf2bVe: it has no trials, because its tuner proposed none; check the tuner and its"),
         (a_summary("DONE", counts={"USER_CANCELED": 3}),
          "cannot finish experiment GvTf2bVe: none of 3 trials succeeded: 3 stopped by user; `nnictl trial ls GvTf2bVe` shows"),
         (a_summary("DONE", counts={"SYS_CANCELED": 2, "EARLY_STOPPED": 1}),

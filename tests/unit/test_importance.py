@@ -103,3 +103,8 @@ def test_importance_can_be_computed_for_parameters_with_any_json_value():
     found = importance_of([*given, ({}, "3"), ({"n": 1}, "NaN"), ({"n": 1}, "{")], "default", maximize=True)
     assert found.trials == 27
     assert "n" in found.shares
+
+
+def test_equal_results_are_reported_as_the_reason_for_missing_importances():
+    found = importance_of(results(20, lambda p: 1, a=uniform), "default", maximize=True)
+    assert (found.shares, found.why) == ({}, "all trials had the same result")

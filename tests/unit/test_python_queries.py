@@ -85,7 +85,9 @@ def test_importances_are_those_for_the_best_results_of_an_objective(an_experimen
     assert experiment.importances("other") == shares, (
         "a metric that is no objective has the first one's direction"
     )
-    with pytest.raises(UserError, match="0 trials have a number 'speed'; 10 are needed; run more trials"):
+    with pytest.raises(
+        UserError, match="0 trials have a number 'speed'; 10 are needed; name one of gain, loss, other"
+    ):
         experiment.importances("speed")
 
 
@@ -112,6 +114,8 @@ def test_the_learning_curves_of_a_data_frame_have_a_row_for_each_report():
         [
             report("a", "PERIODICAL", {"default": 0.5, "loss": 2}),
             report("a", "FINAL", {"default": float("inf"), "loss": 1}),
+            report("a", "FINAL", 7),
+            report("a", "PERIODICAL", 0.25),
             report("b", "PERIODICAL", 3, None),
             report("b", "PERIODICAL", "text"),
         ],
@@ -121,11 +125,12 @@ def test_the_learning_curves_of_a_data_frame_have_a_row_for_each_report():
     assert list(zip(frame.trialJobId, frame.step, frame.type, strict=True)) == [
         ("a", 0, "PERIODICAL"),
         ("a", 1, "FINAL"),
+        ("a", 2, "PERIODICAL"),
         ("b", 0, "PERIODICAL"),
         ("b", 1, "PERIODICAL"),
     ]
     assert frame.value.dtype == float
-    assert [None if math.isnan(each) else each for each in frame.value] == [0.5, None, 3, None]
+    assert [None if math.isnan(each) else each for each in frame.value] == [0.5, None, 0.25, 3, None]
     assert list(frame["value/loss"].dropna()) == [2, 1]
     assert list(curves_of([report("a", "FINAL", {"default": 1, "loss": 2})], "loss").value) == [2]
     assert list(curves_of([], "default").columns) == ["trialJobId", "step", "type", "timestamp", "value"]

@@ -411,7 +411,9 @@ def top(experiment_id: str | None, every_s: float) -> None:
         raise UserError(
             f"cannot watch experiment {name}: it is not running; `nnictl trial ls {name}` shows its trials{remedy}"
         )
-    watch.follow(known, every_s)
+    summary = watch.follow(known, every_s)
+    if summary["status"] == "ERROR":
+        output.warning(str(watch.verdict(summary)))
 
 
 COMMANDS = (create, resume, view, stop, top)

@@ -283,7 +283,7 @@ def _may_run(known: KnownExperiment) -> bool:
 
 def warn_of_error(known: KnownExperiment) -> bool:
     """Warn on stderr if the experiment's status is ERROR, and name the error; True if so."""
-    from nni_manager.client.watch import outline
+    from nni_manager.domain.message_summary import outline
 
     status = None if known.problem else known.stored.status()
     if status is None or status["status"] != "ERROR":

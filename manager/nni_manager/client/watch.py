@@ -11,7 +11,7 @@ from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.manager_client import ManagerClient, ManagerUnresponsive
 from nni_manager.client.results import duration_s
-from nni_manager.domain.message_summary import why_it_ended
+from nni_manager.domain.message_summary import outline, why_it_ended
 from nni_manager.errors import RetryableError, UserError
 
 if TYPE_CHECKING:
@@ -197,12 +197,6 @@ class _Lines:
         output.plain(f"[{output.clock(summary['elapsedS'])}]{state} {', '.join(parts)}")
 
 
-def outline(error: str) -> str:
-    """An error on one line: its first line and, if more follow, the last one, which names the exception of a traceback."""
-    lines = error.strip().splitlines()
-    return lines[0] if len(lines) == 1 else f"{lines[0].removesuffix(' The error:')} ({lines[-1].strip()})"
-
-
 def draw(summary: Summary) -> RenderableType:
     """The live view of a summary."""
     from rich.progress_bar import ProgressBar
@@ -301,7 +295,7 @@ def trial_cells(trial: Document) -> list[str]:
     if trial.get("violates"):
         parameters += f"  (violates {', '.join(trial['violates'])})"
     if trial["warning"]:
-        parameters += f"  ({trial['warning']})"
+        parameters += f"  ({'; '.join(trial['warning'].splitlines())})"
     return [output.number(trial["value"]), duration, parameters]
 
 
@@ -366,7 +360,12 @@ def verdict(summary: Summary) -> ExperimentFailed | None:
         )
     if not failures:
         counts = [(summary["counts"].get(state, 0), label) for state, label in _STATE_LABELS.items()]
-        how = ", ".join(f"{count} {label}" for count, label in counts if count) or "none has ended"
+        how = ", ".join(f"{count} {label}" for count, label in counts if count)
+        if not how:
+            return ExperimentFailed(
+                f"cannot finish experiment {name}: it has no trials, because its tuner proposed none; check the tuner and its "
+                "classArgs"
+            )
         more = "raise maxTrialDuration; " if summary["counts"].get("SYS_CANCELED") else ""
         return ExperimentFailed(
             f"cannot finish experiment {name}: none of {ended(summary)} trials succeeded: {how}; "

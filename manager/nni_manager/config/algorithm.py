@@ -95,7 +95,7 @@ class CheckpointFolder:
     def of_space(self, path: str | None) -> Path:
         """The folder for trials of the current search space, below `path` if the experiment file names one.
 
-        The tuner of a changed space starts anew, while trials of the former one may still write their checkpoints.
+        The tuner of a changed space starts again, while trials of the former one may still write their checkpoints.
         """
         whole = Path(path or self.path)
         return whole / f"space-{self.space_revision}" if self.space_revision else whole

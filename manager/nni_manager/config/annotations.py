@@ -472,8 +472,8 @@ def _choosing_code(site: _ChoiceSite, alias: str) -> str:
     key = ascii(site.key)
     if site.is_plain:
         return f"{alias}.parameter({key})"
-    # Conditional expressions evaluate only the chosen option. Lambdas cannot access the names of a class body. Without parentheses
-    # an option that is a lambda or a condition would include the options after it.
+    # Conditional expressions evaluate only the chosen option. Lambdas cannot access the names of a class body. Without
+    # parentheses an option that is a lambda or a condition would include the options after it.
     codes = [option.code if option.is_literal else f"({option.code})" for option in site.options]
     tests = [
         f"{code} if {alias}.takes({key}, {option.value!a})"

@@ -16,6 +16,8 @@ _NOT_OF_THE_TRIAL = (
     ExitReason.VERSION,
     ExitReason.OUT_OF_MEMORY,
 )
+BEFORE_AN_ERROR = " The error:"
+"""The end of a line after which an error follows, with its traceback."""
 # Shells report a process that was killed by signal n with the exit code 128 + n.
 _SIGNALLED = 128
 # Shells, env and pyenv write a line with these words, and more lines with advice may follow it.
@@ -61,7 +63,8 @@ def message_summary(reason: str, message: str, exit_code: int | None = None) -> 
     In a trial's output: the line of the exception, or the line that names a command that was not found, or the last line.
     """
     if reason in _NOT_OF_THE_TRIAL:
-        return message.strip().partition("\n")[0].strip()
+        first = message.strip().partition("\n")[0].strip()
+        return outline(message) if first.endswith(BEFORE_AN_ERROR) else first
     line = exception_line(message)
     if not line:
         lines = message.strip().splitlines()
@@ -70,6 +73,12 @@ def message_summary(reason: str, message: str, exit_code: int | None = None) -> 
         line = lines[-1].strip() if lines else ""
     hint = _hint(line, exit_code) if reason == ExitReason.NONZERO_EXIT else ""
     return f"{line}; {hint}" if hint else line
+
+
+def outline(error: str) -> str:
+    """An error on one line: its first line and, if more follow, the last one, which names the exception of a traceback."""
+    lines = error.strip().splitlines()
+    return lines[0] if len(lines) == 1 else f"{lines[0].removesuffix(BEFORE_AN_ERROR)} ({lines[-1].strip()})"
 
 
 def _hint(line: str, exit_code: int | None) -> str:

@@ -436,13 +436,10 @@ class Engine:
             self.tracer.note(trial)
         if trial.state.is_terminal:
             self.notifier.note_end(trial)
-            log.info(
-                "trial %s: %s, %s %s",
-                trial.trial_id,
-                trial.state.value,
-                trial.run.reason and trial.run.reason.value,
-                trial.run.value,
-            )
+            reason, value = trial.run.reason, trial.run.value
+            how = "" if reason is None else f", {reason.value}"
+            result = "" if value is None else f", value {value}"
+            log.info("trial %s: %s%s%s", trial.trial_id, trial.state.value, how, result)
         else:
             log.info("trial %s: %s", trial.trial_id, trial.state.value)
 

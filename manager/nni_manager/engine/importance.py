@@ -67,6 +67,8 @@ def importance_of(
     axes = {name: axis for name, each in values.items() if (axis := _Axis.of(each)) is not None}
     if not axes:
         return Importance({}, len(known), "all trials had the same parameters")
+    if len({value for _, value in known}) == 1:
+        return Importance({}, len(known), "all trials had the same result")
     study = optuna.create_study(direction="maximize" if maximize else "minimize")
     study.add_trials(
         [

@@ -20,6 +20,7 @@ from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain import events
 from nni_manager.domain.events import Event
+from nni_manager.domain.message_summary import BEFORE_AN_ERROR
 from nni_manager.errors import UserError
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, PastLearningCurve
 from nni_manager.tuner.base import BaseTuner, Later, Observation, PastTrial, Suggestion
@@ -209,7 +210,7 @@ class TunerExecutor:
         message = (
             f"the {what} {algorithm.name if algorithm else ''} failed, and no more trials are started. Fix it, end "
             f"the manager with `nnictl stop {self._experiment_id}` if it still runs, and resume with "
-            f"`nnictl resume {self._experiment_id}`. The error:\n{text}"
+            f"`nnictl resume {self._experiment_id}`.{BEFORE_AN_ERROR}\n{text}"
         )
         self._post(events.TunerFailed(message, was_asked))
 

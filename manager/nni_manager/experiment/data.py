@@ -156,7 +156,12 @@ def curves_of(reports: Sequence[TrialMetricData], metric: str) -> pandas.DataFra
     """
     names, rows = ["trialJobId", "step", "type", "timestamp", "value"], []
     steps: Counter[str] = Counter()
+    finished: set[str] = set()
     for each in reports:
+        if each.type == "FINAL":
+            if each.trialJobId in finished:
+                continue  # only the first final result counts
+            finished.add(each.trialJobId)
         row = {"trialJobId": each.trialJobId, "step": steps[each.trialJobId], "type": each.type}
         number = reward(json.dumps(each.data), metric)
         row |= {"timestamp": each.timestamp, "value": math.nan if number is None else number}

@@ -11,6 +11,7 @@ from nni_manager.client.experiments import KnownExperiment, known_experiment, kn
 from nni_manager.client.imported import import_results
 from nni_manager.client.manager_client import ManagerUnresponsive
 from nni_manager.client.results import all_trials, finite, parsed
+from nni_manager.domain.metrics import numbers_in
 from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import plain
 from nni_manager.experiment.data import (
@@ -176,9 +177,9 @@ class StartedExperiment:
         return frame
 
     def metrics_dataframe(self, trial_job_id: str | None = None) -> pandas.DataFrame:
-        """The learning curves: a row for each report that counts, those of one trial if its id is given.
+        """The learning curves: a row for each report, those of one trial if its id is given; of final results only the first.
 
-        Its columns: `trialJobId`, `step` (counts a trial's reports from 0), `type` (PERIODICAL or FINAL), `timestamp` in
+        Its columns: `trialJobId`, `step` (counts a trial's rows from 0), `type` (PERIODICAL or FINAL), `timestamp` in
         milliseconds, `value`, and `value/NAME` for each entry of a report that is a dict. `value` is the number of the first
         objective; NaN if the report has no such number.
 
@@ -193,24 +194,26 @@ class StartedExperiment:
         """The share of each parameter in whether a trial is among the best tenth, highest first: those of the page.
 
         `metric`: that of an objective, or another number in the results, which counts as one of the first objective; None: the
-        metric of the first objective. The name of a nested parameter is its path, as in "layer/size". Source: PED-ANOVA, see
-        `nni_manager.engine.importance`.
+        metric of the first objective. The name of a nested parameter is its path, as in "layer/size". With few trials the
+        shares depend on chance: the best tenth of 20 trials are two. Source: PED-ANOVA, see `nni_manager.engine.importance`.
 
         Raises:
-            UserError: fewer than 10 trials have such a number, or all have the same parameters.
+            UserError: fewer than 10 trials have such a number, or all have the same parameters or results.
         """
         # The import takes a second.
         from nni_manager.engine.importance import importance_of
 
         modes = {each["metric"]: each["mode"] for each in self.objectives}
         first = next(iter(modes))
-        found = importance_of(
-            [(each["parameter"], each["value"]) for each in self._get("/export-data")],
-            metric or first,
-            maximize=modes.get(metric or first, modes[first]) == "maximize",
-        )
+        results = [(each["parameter"], each["value"]) for each in self._get("/export-data")]
+        maximize = modes.get(metric or first, modes[first]) == "maximize"
+        found = importance_of(results, metric or first, maximize=maximize)
         if not found.shares:
-            raise UserError(f"cannot evaluate the importance of parameters: {found.why}; run more trials")
+            known = {name for _, text in results for name in numbers_in(text, 100, (), without_default=False)}
+            remedy = (
+                f"name one of {', '.join(sorted(known))}" if known and not found.trials else "run more trials"
+            )
+            raise UserError(f"cannot evaluate the importance of parameters: {found.why}; {remedy}")
         return dict(found.shares)
 
     # ---- tags and notes, also of an experiment that does not run

@@ -85,7 +85,7 @@ class SearchResult:
         """The share of each parameter in whether a trial is among the best tenth, highest first: see `Experiment.importances`.
 
         Raises:
-            UserError: fewer than 10 trials have results, or all have the same parameters.
+            UserError: fewer than 10 trials have results, or all have the same parameters or results.
         """
         return self.experiment.importances()
 

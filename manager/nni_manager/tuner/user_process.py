@@ -35,6 +35,18 @@ _EXIT_TIMEOUT_S = 5.0
 _SDK = str(Path(nni_sdk.__file__).parents[1])
 
 
+# The methods of the user's class that the calls of the worker are for, as messages name them.
+_CALLED = {
+    "make": "__init__",
+    "ask": "generate_parameters",
+    "ask_again": "generate_parameters",
+    "tell": "receive_trial_result",
+    "report": "receive_intermediate_result",
+    "assess": "assess_trial",
+    "end": "trial_end",
+}
+
+
 class UserCodeFailed(UserError):
     """cannot continue: your own tuner or assessor failed; fix it and resume the experiment"""
 
@@ -111,6 +123,7 @@ class UserProcess:
             self.start()
         connection = self._connection
         assert connection is not None
+        called = _CALLED.get(name, name)
         ends_at_s = time.monotonic() + self._of.call_timeout_s
         try:
             connection.settimeout(self._of.call_timeout_s)
@@ -118,18 +131,23 @@ class UserProcess:
             line = self._next_line(connection, ends_at_s)
         except TimeoutError:
             self._fail(
-                f"{name!r} has not returned within {self._of.call_timeout_s:g} s; make it faster, or increase "
+                f"{called!r} has not returned within {self._of.call_timeout_s:g} s; make it faster, or increase "
                 f"{self._kind}.callTimeout"
             )
         except OSError:
             self._fail(self._exit_cause())
         try:
             outcome, answer, *stops = json.loads(line)
-        except (ValueError, RecursionError):
-            self._fail(f"its answer to {name!r} is not valid JSON; fix what writes to files it did not open")
+        except (ValueError, TypeError, RecursionError):
+            self._fail(
+                f"its answer to {called!r} is not valid JSON; fix what writes to files it did not open"
+            )
         if outcome == "raised":
+            how = f"an exception was raised in {called!r}; fix it\n{answer}"
+            if name == "make":
+                self._fail(how)  # there is no object for later calls
             # The process is alive and can serve the next call.
-            raise UserCodeFailed(self._message(f"an exception was raised in {name!r}; fix it\n{answer}"))
+            raise UserCodeFailed(self._message(how))
         # The user's code can write any line to its end of the connection.
         self.stops += [each for each in stops if isinstance(each, str)]
         return answer

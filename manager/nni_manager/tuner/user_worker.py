@@ -146,6 +146,10 @@ class _Worker:
 
     def _generate(self, parameter_id: int) -> list[Any]:
         found = self._target.generate_multiple_parameters([parameter_id], st_callback=self._deliver)
+        if found is None and not self._delivered:
+            raise TypeError(
+                "generate_multiple_parameters returned None; return a list with parameters, or an empty list if there are none"
+            )
         return list(found or [])
 
     def _deliver(self, parameter_id: int, parameters: Any) -> None:
@@ -179,7 +183,13 @@ class _Worker:
     def assess(self, trial_job_id: str, history: list[str]) -> bool:
         """True if the trial may continue; `history` is a list of JSON texts."""
         result = self._target.assess_trial(trial_job_id, [_metric(each) for each in history])
-        return bool(getattr(result, "value", result))
+        is_good = getattr(result, "value", result)
+        is_good = is_good.tolist() if hasattr(is_good, "tolist") else is_good  # of numpy
+        if not isinstance(is_good, bool):
+            raise TypeError(
+                f"assess_trial returned {result!r}, which is no answer; return AssessResult.Good or AssessResult.Bad"
+            )
+        return is_good
 
     def end(self, trial_job_id: str, success: bool) -> None:
         """Report that an assessed trial has ended."""
