@@ -25,6 +25,7 @@ from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.support.http_server import MAX_CONNECTIONS
 from trial_keeper import __version__
+from trial_keeper.processes import ProcessIdentity
 
 CONFIG = """\
 authorName: ada
@@ -217,6 +218,26 @@ def test_nnictl_stop_works_while_unauthenticated_clients_use_all_connections(pla
         stopped = nnictl("stop", "--all")
     assert (stopped.returncode, stopped.stderr) == (0, "")
     assert left_in(place) == []
+
+
+def test_nnictl_stop_names_the_tensorboard_that_still_runs_and_top_prints_the_error_of_an_experiment(
+    place, nnictl
+):
+    (place / "mine.py").write_text("class Mine:\n    def __init__(self, **kwargs): raise ValueError('my mistake')\n")
+    own = "tuner: {codeDir: ., classFileName: mine.py, className: Mine}"
+    (place / "config.yml").write_text(re.sub("tuner: .*", own, CONFIG))
+    created = nnictl("create", "-c", "config.yml", "-p", "auto")
+    name = created.stdout.split("The experiment id is ")[1].split()[0]
+    watched = nnictl("top", name, "--time", "0.1")
+    assert watched.returncode == 0
+    assert re.search(rf"WARNING: cannot finish experiment {name}: the tuner .*my mistake", watched.stderr)
+    (listed,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    board = {"process": ProcessIdentity.of(os.getpid())._asdict(), "port": 6017}
+    (Path(listed["logDir"]) / "tensorboard-1.json").write_text(json.dumps(board))
+    stopped = nnictl("stop", name)
+    assert stopped.stdout.splitlines()[-1] == (
+        f"INFO: Its TensorBoard on port 6017 still runs; `nnictl tensorboard stop {name}` ends it"
+    )
 
 
 def test_nnictl_shows_the_same_trials_with_and_without_a_manager(place, nnictl, started):

@@ -14,7 +14,7 @@ import pytest
 from attempts import RegisteringStore
 from stored_experiments import a_process_of
 
-from nni_manager.client import experiments, manager_stop, watch
+from nni_manager.client import experiments, manager_stop
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain import message_summary
 from nni_manager.domain.experiment import ExperimentState

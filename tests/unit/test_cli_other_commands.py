@@ -302,6 +302,36 @@ def test_a_custom_algorithm_is_listed_until_it_is_unregistered(nnictl, home):
     assert nnictl("algo", "show", "demotuner")[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("code", "lines", "message"),
+    [
+        (
+            "",
+            "className: demo.Demo\ncodeDirectory: .",
+            "demo.Demo cannot be imported from {home} (AttributeError: ",
+        ),
+        ("class Demo: ...", "className: demo.Demo", "as codeDirectory in demo.yml"),
+        (
+            "class Demo: ...",
+            "className: demo.Demo\nclassArgsValidator: demo.Checks\ncodeDirectory: .",
+            "demo.Checks cannot be imported",
+        ),
+    ],
+    ids=["no such class", "no folder", "no such validator"],
+)
+def test_a_custom_algorithm_whose_class_cannot_be_imported_is_not_registered(
+    nnictl, home, monkeypatch, code, lines, message
+):
+    (home / "demo.py").write_text(f"{code}\n")
+    (home / "demo.yml").write_text(f"algoType: tuner\nbuiltinName: demotuner\n{lines}\n")
+    monkeypatch.chdir(home)
+    done, out, err = nnictl("algo", "register", "--meta", "demo.yml")
+    assert (done, out) == (1, "")
+    assert err.startswith("ERROR: cannot register tuner 'demotuner': demo.")
+    assert message.format(home=home) in err
+    assert "demotuner" not in nnictl("algo", "list")[1]
+
+
 def test_the_arguments_of_a_built_in_algorithm_are_shown(nnictl):
     shown = json.loads(nnictl("algo", "show", "TPE")[1])
     assert json.loads(nnictl("algo", "show", "tpe")[1]) == shown

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nni_manager.cli.options import FILE, example, group, json_anyway, json_option
 from nni_manager.client import output
 from nni_manager.errors import UserError
+
+if TYPE_CHECKING:
+    from nni_manager.config.registered_algorithms import RegisteredAlgorithm
 
 algo = group("algo", "List tuners and assessors, and register your own.", "nnictl algo list")
 
@@ -54,14 +58,44 @@ def show(name: str) -> None:
 def register(meta: Path) -> None:
     """Register your tuner or assessor under a name.
 
-    Experiment files use the name as builtinTunerName or builtinAssessorName.
+    Experiment files use the name as builtinTunerName or builtinAssessorName. The class must be importable; its output is
+    discarded.
     """
     from nni_manager.config import registered_algorithms as registered
     from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
 
     algorithm = registered.read_meta(meta)
+    _check_import(algorithm, meta)
     registered.register(algorithm, {*CLASS_ARGS, *ASSESSOR_ARGS})
     output.info(f"Registered {algorithm.kind} {algorithm.name} ({algorithm.class_name})")
+
+
+def _check_import(algorithm: RegisteredAlgorithm, meta: Path) -> None:
+    """Import the class and its validator as the manager does, in a process of their own.
+
+    Raises:
+        UserError: the import fails.
+    """
+    from nni_manager.config.model import UserClass
+    from nni_manager.tuner.user_process import UserCodeFailed, UserProcess
+
+    folder = algorithm.code_dir
+    # Python also imports from its working directory, which is another one later.
+    process = UserProcess(algorithm.kind, UserClass(algorithm.class_name, str(folder or sys.prefix)), None)
+    try:
+        for path in filter(None, (algorithm.class_name, algorithm.validator)):
+            try:
+                process.call("find", path)
+            except UserCodeFailed as error:
+                cause = str(error).strip().splitlines()[-1]
+                where = "" if folder is None else f" from {folder}"
+                remedy = f", or name the folder of its module as codeDirectory in {meta.name}"
+                raise UserError(
+                    f"cannot register {algorithm.kind} {algorithm.name!r}: {path} cannot be imported{where} ({cause}); fix it"
+                    f"{remedy if folder is None else ''}"
+                ) from error
+    finally:
+        process.close()
 
 
 @algo.command(epilog=example("nnictl algo unregister demotuner"))

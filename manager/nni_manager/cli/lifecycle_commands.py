@@ -324,6 +324,7 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
 
     Running trials are cancelled; data is kept. Views of the experiments end as well.
     """
+    from nni_manager.client import tensorboards
     from nni_manager.client.manager_stop import end_view, stop_experiment, when_started
     from nni_manager.client.remains import end_without_manager
 
@@ -344,6 +345,10 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
                 output.info(f"Stopping experiment {known.experiment_id}")
                 output.info(end_without_manager(known))
                 output.info("Stop experiment success.")
+            for each in tensorboards.started(known.folder):
+                if each.process.is_alive:
+                    remedy = f"`nnictl tensorboard stop {known.experiment_id}` ends it"
+                    output.info(f"Its TensorBoard on port {each.port} still runs; {remedy}")
         except NniManagerError as error:
             problems.append(error)
             output.error(str(error))

@@ -107,8 +107,14 @@ def shown(value: Any) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most similar to `word`, in any case; None if none is similar."""
+    """The known word that is most similar to `word`, in any case; None if none is similar.
+
+    A long word that is part of exactly one known word is similar to it: trialNumber, to maxTrialNumber.
+    """
     by_folded = {name.casefold(): name for name in known}
+    whole = [name for name in by_folded if len(word) > _SHORT and word.casefold() in name]
+    if len(whole) == 1:
+        return by_folded[whole[0]]
     found = difflib.get_close_matches(
         word.casefold(), by_folded, n=1, cutoff=_MIN_SIMILARITY[len(word) > _SHORT]
     )

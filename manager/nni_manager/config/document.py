@@ -176,6 +176,8 @@ def read_json(path: Path, most_bytes: int = MAX_BYTES) -> Document:
         ConfigInvalid: it cannot be read or is not JSON; exactly one diagnostic.
     """
     text = _text(path, most_bytes)
+    if not text.strip():
+        raise _refused(path, f"cannot read {path.name}: the file is empty; write a JSON document", 1, 1)
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:

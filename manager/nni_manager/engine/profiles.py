@@ -38,7 +38,7 @@ def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
             "logDir": str(snapshot.folder.path),
             "startTime": ms(snapshot.created_at_s),
             "endTime": ms(snapshot.ended_at_s) if experiment.state.is_terminal else None,
-            "nextSequenceId": len(experiment.trials),
+            "nextSequenceId": 1 + max((each.sequence_id for each in experiment.trials.values()), default=-1),
             "code": [code_view(each) for each in snapshot.code],
             "params": params_of(snapshot.config),
             "trialTransports": transports,

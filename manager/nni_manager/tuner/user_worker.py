@@ -108,6 +108,10 @@ class _Worker:
         self._next_id = 0
         self._delivered: list[tuple[int, Any]] = []
 
+    def find(self, path: str) -> None:
+        """Import a class."""
+        _load(path)
+
     def make(
         self, class_name: str, class_args: dict[str, Any] | None, validator: str | None, is_resumed: bool
     ) -> None:
