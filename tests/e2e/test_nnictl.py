@@ -223,7 +223,9 @@ def test_nnictl_stop_works_while_unauthenticated_clients_use_all_connections(pla
 def test_nnictl_stop_names_the_tensorboard_that_still_runs_and_top_prints_the_error_of_an_experiment(
     place, nnictl
 ):
-    (place / "mine.py").write_text("class Mine:\n    def __init__(self, **kwargs): raise ValueError('my mistake')\n")
+    (place / "mine.py").write_text(
+        "class Mine:\n    def __init__(self, **kwargs): raise ValueError('my mistake')\n"
+    )
     own = "tuner: {codeDir: ., classFileName: mine.py, className: Mine}"
     (place / "config.yml").write_text(re.sub("tuner: .*", own, CONFIG))
     created = nnictl("create", "-c", "config.yml", "-p", "auto")

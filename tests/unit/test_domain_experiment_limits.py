@@ -54,7 +54,7 @@ def test_the_time_limit_excludes_the_time_between_a_stop_and_a_resume() -> None:
     search = new_search(max_duration_s=100)
     search.now_s = 30
     search.handle(TunerFailed("boom", was_asked=True))
-    search.handle(TunerExhausted())
+    search.handle(TunerExhausted(1))
     search.now_s = 1000
     assert search.experiment.budget.duration_s(1000) == 30
     search.handle(ManagerReady())
@@ -129,10 +129,10 @@ def test_a_new_search_space_restarts_an_experiment_with_an_exhausted_tuner() -> 
     search = new_search(concurrency=1, max_trials=None)
     search.run(search.suggest())
     search.requests.clear()
-    search.handle(TunerExhausted())
+    search.handle(TunerExhausted(1))
     assert search.state is ExperimentState.DONE
     search.handle(SearchSpaceChanged())
-    assert (search.state, search.requests) == (ExperimentState.RUNNING, [2])
+    assert (search.state, search.requests) == (ExperimentState.RUNNING, [1])
 
 
 def test_answers_that_arrive_after_the_concurrency_was_lowered_wait_for_a_free_slot() -> None:

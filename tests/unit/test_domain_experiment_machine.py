@@ -100,8 +100,8 @@ class ExperimentLife(RuleBasedStateMachine):
     @precondition(lambda self: self.search.requests)
     @rule(index=TRIALS, fails=st.sampled_from([False, False, True]))
     def tuner_is_exhausted_or_fails(self, index: int, fails: bool) -> None:
-        self.search.requests.pop(index % len(self.search.requests))
-        event = TunerFailed("boom", was_asked=True) if fails else TunerExhausted()
+        sequence_id = self.search.requests.pop(index % len(self.search.requests))
+        event = TunerFailed("boom", was_asked=True) if fails else TunerExhausted(sequence_id)
         self._do(lambda: self.search.handle(event))
 
     @precondition(lambda self: self.search.requests)

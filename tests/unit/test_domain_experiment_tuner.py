@@ -19,7 +19,7 @@ def test_an_exhausted_tuner_receives_no_further_requests_and_running_trials_fini
     search = new_search(concurrency=2, max_trials=None)
     search.start(search.suggest())
     search.requests.clear()
-    search.handle(TunerExhausted())
+    search.handle(TunerExhausted(1))
     assert search.state is ExperimentState.TUNER_NO_MORE_TRIAL
     search.run("t0")
     assert search.requests == []
@@ -90,14 +90,14 @@ def test_an_exhausted_tuner_is_asked_again_when_a_user_proposes_a_trial_after_th
 
 def test_the_experiment_ends_only_once_if_the_tuner_answers_all_requests_with_exhausted() -> None:
     search = new_search(concurrency=3, max_trials=None)
-    for _ in range(3):
-        search.handle(TunerExhausted())
+    for sequence_id in range(3):
+        search.handle(TunerExhausted(sequence_id))
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
 def test_the_experiment_ends_if_the_tuner_is_exhausted_at_the_last_request() -> None:
     search = new_search(concurrency=1, max_trials=1)
-    search.handle(TunerExhausted())
+    search.handle(TunerExhausted(0))
     assert search.state is ExperimentState.DONE
 
 
@@ -151,7 +151,7 @@ def test_a_tuner_exception_after_the_last_trial_leaves_the_final_state_unchanged
 @pytest.mark.parametrize("trouble", [ExperimentStopAsked(40.0), TunerFailed("boom", was_asked=False)])
 @pytest.mark.parametrize(
     "answer",
-    [TunerExhausted(), TunerFailed("late", was_asked=True), ParametersSuggested("t0", 0, {}, {}, 1.0)],
+    [TunerExhausted(0), TunerFailed("late", was_asked=True), ParametersSuggested("t0", 0, {}, {}, 1.0)],
     ids=lambda answer: type(answer).__name__,
 )
 def test_a_stopped_or_failed_experiment_ends_after_the_next_answer_of_the_tuner(

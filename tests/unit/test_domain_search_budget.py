@@ -53,7 +53,11 @@ def test_the_experiment_duration_excludes_times_when_the_experiment_does_not_run
     assert budget.is_spent(206.0)
 
 
-@given(st.lists(st.sampled_from(["ask", "suggest", "not ready", "drop", "end", "propose"]), max_size=40))
+@given(
+    st.lists(
+        st.sampled_from(["ask", "suggest", "not ready", "exhausted", "drop", "end", "propose"]), max_size=40
+    )
+)
 def test_requests_never_exceed_the_concurrency_or_the_trial_limit(steps: list[str]) -> None:
     budget, open_ids, proposed = SearchBudget(LIMITS), list[int](), 0
     used: set[int] = set()
@@ -69,6 +73,8 @@ def test_requests_never_exceed_the_concurrency_or_the_trial_limit(steps: list[st
                 budget.note_suggested()
             case "not ready" if open_ids:
                 budget.note_not_ready(open_ids.pop())
+            case "exhausted" if open_ids:
+                budget.note_exhausted(open_ids.pop())
             case "drop" if open_ids:
                 open_ids.pop()
                 budget.note_unanswered()
@@ -79,3 +85,6 @@ def test_requests_never_exceed_the_concurrency_or_the_trial_limit(steps: list[st
                 proposed += 1
         assert budget.asked == len(open_ids)
         assert budget.added - proposed + budget.asked <= (LIMITS.max_trials or 0)
+    if "drop" not in steps:
+        unused = set(range(len(steps) * LIMITS.concurrency + 1)) - used - set(open_ids)
+        assert budget.note_proposed() == min(unused), "the numbers of trials have no gaps"

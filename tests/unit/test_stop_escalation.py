@@ -250,7 +250,7 @@ def test_a_stopped_experiment_waits_30_s_for_the_tuner_even_if_remaining_data_ca
     search.pass_time(60)
     assert search.experiment.stops.stalled == ["t0"]
     assert search.steps() == [(ANSWER_TIMEOUT_S, "Finish")]
-    search.handle(TunerExhausted())
+    search.handle(TunerExhausted(1))
     assert search.steps() == [(ANSWER_TIMEOUT_S, "Finish")]
 
 

@@ -421,7 +421,7 @@ def test_an_exhausted_tuner_and_a_changed_search_space_are_reported(tmp_path):
         config = RealExperiment(tmp_path / "changed", "pass\n").config
         done.append(await algorithms.change_space(config, [], []))
 
-    assert posted_events(tmp_path, Exhausted(), play) == [TunerExhausted(), SearchSpaceChanged()]
+    assert posted_events(tmp_path, Exhausted(), play) == [TunerExhausted(0), SearchSpaceChanged()]
     assert done == [True]
 
 

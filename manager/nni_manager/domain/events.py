@@ -58,6 +58,8 @@ class ParametersSuggested:
 class TunerExhausted:
     """The tuner has no parameters left."""
 
+    sequence_id: int
+
 
 @dataclass(frozen=True, slots=True)
 class TunerNotReady:

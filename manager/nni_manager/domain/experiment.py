@@ -278,7 +278,7 @@ class ExperimentCore:
             case events.TrialProposed():
                 return lifecycle.add_proposed(event) + self._move(ExperimentEvent.TRIAL_PROPOSED, now_s)
             case events.TunerExhausted():
-                self.budget.note_unanswered()
+                self.budget.note_exhausted(event.sequence_id)
                 return self._move(ExperimentEvent.TUNER_EXHAUSTED, now_s)
             case events.TunerNotReady():
                 self.budget.note_not_ready(event.sequence_id)

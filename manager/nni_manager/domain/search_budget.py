@@ -48,8 +48,8 @@ class SearchBudget:
     """The number of terminal trials."""
     _counting_since_s: float | None = None
     _next_sequence_id: int = 0
-    _deferred: list[int] = field(default_factory=list)
-    """Sequence ids of requests that the tuner was not ready to answer."""
+    _unused: list[int] = field(default_factory=list)
+    """Sequence ids of requests to which the tuner has given no parameters, in order. The next trials get them."""
     _is_blocked: bool = False
     """True if a request now is useless: nothing has happened since the tuner was not ready."""
     _ended_when_asked: int = 0
@@ -111,7 +111,7 @@ class SearchBudget:
         if count:
             self.asked += count
             self._ended_when_asked = self.ended
-        return [self._deferred.pop(0) if self._deferred else self._new_sequence_id() for _ in range(count)]
+        return [self._new_sequence_id() for _ in range(count)]
 
     def note_suggested(self) -> None:
         """Record a trial that answers a request."""
@@ -128,10 +128,14 @@ class SearchBudget:
         """Record that the tuner dropped requests."""
         self.asked -= requests
 
+    def note_exhausted(self, sequence_id: int) -> None:
+        """Record that the tuner has no parameters for a request; the next trial gets its number."""
+        self.asked -= 1
+        insort(self._unused, sequence_id)
+
     def note_not_ready(self, sequence_id: int) -> None:
         """Defer a request that the tuner was not ready to answer."""
-        self.asked -= 1
-        insort(self._deferred, sequence_id)
+        self.note_exhausted(sequence_id)
         self._is_blocked = self._ended_when_asked == self.ended
 
     def note_ended(self) -> None:
@@ -150,6 +154,8 @@ class SearchBudget:
         self._next_sequence_id = max(self._next_sequence_id, sequence_id + 1)
 
     def _new_sequence_id(self) -> int:
+        if self._unused:
+            return self._unused.pop(0)
         self._next_sequence_id += 1
         return self._next_sequence_id - 1
 

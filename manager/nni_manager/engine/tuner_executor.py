@@ -111,7 +111,7 @@ class TunerExecutor:
                 self._session.ask, sequence_id, is_proposal=True
             )
             if suggestion is None:
-                self._post(events.TunerExhausted())
+                self._post(events.TunerExhausted(sequence_id))
             elif suggestion is Later.LATER:
                 self._post(events.TunerNotReady(sequence_id))
             else:
