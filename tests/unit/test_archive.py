@@ -375,6 +375,7 @@ def a_cma_es():
     args = {"seed": 3, "popsize": 4, "optimize_mode": "minimize"}
     object.__setattr__(config, "tuner", TunerConfig("CmaEs", "minimize", 3, args))
     object.__setattr__(config, "search_space", parse_search_space(space))
+    object.__setattr__(config, "search_space_revision", 0)
     object.__setattr__(config, "objectives", ())
     object.__setattr__(config, "constraints", ())
     return make_tuner(config)
