@@ -698,6 +698,12 @@ def test_a_process_of_another_user_is_killed_with_its_control_group(open_site, d
 SPREAD_OUT = f"setsid {IGNORES_SIGTERM} & (sleep 1000 &) ; sleep 1000 | cat"
 
 
+def wait_until_spread_out(site, keeper):
+    """Wait for the shell, the process that ignores SIGTERM, two times `sleep`, and `cat`."""
+    wait_until_ready(site)
+    wait_until(lambda: len(processes_of(keeper)) >= 5, "all processes of the trial run")
+
+
 def guards():
     return [child for child in psutil.Process().children() if is_keepers(child) and not is_dead(child)]
 
@@ -707,8 +713,7 @@ def test_the_guard_ends_the_trial_of_a_killed_keeper(silent_site):
     equip(site)
     site.add_trial(SPREAD_OUT)
     keeper = site.start_keeper()
-    wait_until_ready(site)
-    assert len(processes_of(keeper)) >= 5
+    wait_until_spread_out(site, keeper)
     keeper.signal(KILL)
     assert keeper.wait() == -KILL
     wait_until(
@@ -745,7 +750,7 @@ def test_the_next_attempt_first_kills_processes_left_by_a_killed_keeper_and_a_ki
     )
     try:
         keeper = site.start_keeper()
-        wait_until_ready(site)
+        wait_until_spread_out(site, keeper)
         (guard,) = [child for child in guards() if child.pid != keeper.pid]
         guard.kill()
         keeper.signal(KILL)
