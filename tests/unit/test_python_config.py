@@ -204,7 +204,7 @@ def test_all_missing_fields_are_reported_together_with_python_examples():
         ({"search_space": None, "search_space_file": "no.json"}, "config.search_space_file: there is no "),
         ({"trial_code_directory": "nowhere"}, "config.trial_code_directory: there is no folder "),
         ({"training_service": "local"}, "write e.g. training_service = {'platform': 'local'}"),
-        ({"training_service": [LocalConfig()]}, "config.training_service: several at once are not supported"),
+        ({"training_service": [LocalConfig()] * 2}, "config.training_service: several at once are not supported"),
         ({"training_service": LocalConfig(gpu_indices="a")}, "config.training_service.gpu_indices: \"a\" is not GPU numbers"),
         ({"shared_storage": {"a": 1}}, "config.shared_storage: it is not supported"),
         ({"experiment_type": "nas"}, "config.experiment_type: architecture search is not supported"),
@@ -324,6 +324,10 @@ def test_the_error_for_an_unknown_platform_lists_the_supported_platforms(platfor
     with pytest.raises(PlatformUnknown) as caught:
         ExperimentConfig(platform)
     assert expected in str(caught.value)
+
+
+def test_a_list_of_one_platform_is_this_platform():
+    assert ExperimentConfig(["local"]).training_service == LocalConfig()
 
 
 def test_a_training_service_beside_a_platform_is_kept_and_must_be_of_that_platform():

@@ -137,8 +137,11 @@ class _FromV2(Translation):
             return
         if key_path == SERVICE and isinstance(item, list):
             cluster = next(name for name in PLATFORMS if name != THIS_MACHINE)
-            example = f"«trainingService: {{platform: {cluster}, ...}}»"
-            self.refuse(here, f"several at once are not supported; write one, such as {example}")
+            if len(item) == 1:
+                what, cluster = "one platform is no list", get(item[0], "platform") or cluster
+            else:
+                what = "several at once are not supported"
+            self.refuse(here, f"{what}; write one, such as «trainingService: {{platform: {cluster}, ...}}»")
             self.refused.add(key_path)
             return
         self.sources[target] = here

@@ -41,6 +41,8 @@ class PlatformSection(ConfigBase):
         Raises:
             PlatformUnknown: the platform is unknown or not supported.
         """
+        if isinstance(platform, list) and len(platform) == 1:
+            return cls.for_platform(platform[0])
         if isinstance(platform, str) and platform in PLATFORMS:
             classes = (each for each in cls.__subclasses__() if vars(each)["platform"] == platform)
             return next(classes, None) or _class_for(cls, platform)
