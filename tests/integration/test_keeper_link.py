@@ -449,6 +449,8 @@ def test_the_reported_final_size_is_smaller_if_a_truncation_is_found_after_a_man
     site, keeper = truncating_site(1000, goes_on=False)
     assert site.manager.wait_for_message(TrialEnded).final_sizes[Stream.STDOUT] == LOG_WINDOW_BYTES
     site.manager.die()
+    # The keeper may have reached the manager once more while it closed its port.
+    hellos = site.manager.hellos
     site.manager.commits = True
     site.manager.start()
     assert keeper.wait() == 0
@@ -457,7 +459,7 @@ def test_the_reported_final_size_is_smaller_if_a_truncation_is_found_after_a_man
     assert site.manager.stored(Stream.STDOUT) == b"y" * 1000
     assert exit_of(site) == site.manager.all_of(TrialEnded)[-1]
     assert exit_of(site).final_sizes[Stream.STDOUT] == 1000
-    assert site.manager.hellos == 2
+    assert site.manager.hellos == hellos + 1
 
 
 def test_a_keeper_reports_the_end_of_a_trial_that_deletes_its_own_folder(site):
