@@ -11,6 +11,7 @@ import requests
 from deadlines import DEADLINE_S, scaled_s
 from guarded_server import TOKEN, Guarded, a_session_auth
 from made_experiment import made_experiment, served_view
+from real_experiment import wait_until
 from starlette.responses import PlainTextResponse
 
 from nni_manager.client.manager_client import ManagerClient, ManagerUnresponsive, session_with
@@ -165,6 +166,23 @@ def test_a_public_server_accepts_ip_addresses_and_its_host_name_as_host_headers(
     for host in ("192.0.2.7", "192.0.2.7:8080", "[2001:db8::1]:80", socket.gethostname(), "localhost"):
         assert server.ask(headers={"Host": host}).status_code == 200, host
     assert server.ask(headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_dns_that_does_not_answer_delays_no_request_to_a_public_server(monkeypatch):
+    def full_name():
+        asked.append(1)
+        assert answered.wait(DEADLINE_S)
+        return "Node7.Lab.example"
+
+    asked, answered = [], threading.Event()
+    monkeypatch.setattr(socket, "getfqdn", full_name)
+    gate = AuthMiddleware(None, a_session_auth(), "0.0.0.0")
+    assert not gate._is_own("evil.example")
+    assert not gate._is_own("node7.lab.example")
+    assert gate._is_own(socket.gethostname())
+    assert len(asked) == 1
+    answered.set()
+    wait_until(lambda: gate._is_own("node7.lab.example:8080"), "the full name is known")
 
 
 def test_nnictl_connects_only_to_a_server_with_the_expected_certificate(a_server, tmp_path):

@@ -216,6 +216,7 @@ def test_the_hub_starts_stops_resumes_and_deletes_experiments(hub, tmp_path):
         ("POST", "/all", {"config": "config.yml"}, 400, "the body names no file"),
         ("POST", "/all", {"config": "/absent/config.yml"}, 409, "cannot read /absent/config.yml"),
         ("POST", "/all", [], 400, "the body names no file"),
+        ("POST", "/all", {"config": "/a\0b"}, 400, "the body names no file"),
         ("POST", "/all/absent/stop", None, 404, "cannot find experiment 'absent'"),
         ("POST", "/all/TESTEXPT/stop", None, 409, "cannot stop experiment TESTEXPT"),
         ("POST", "/all/TESTEXPT/publish", None, 404, "cannot do 'publish'"),

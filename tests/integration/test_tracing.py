@@ -1,5 +1,6 @@
 """Traces of trials, as a collector of OpenTelemetry receives them."""
 
+import asyncio
 import http.server
 import queue
 import threading
@@ -9,6 +10,8 @@ import pytest
 from deadlines import DEADLINE_S
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from real_experiment import wait_until
+
+from nni_manager.engine import tracing
 
 # The trial reports, and continues when there is a file `gate`. A trial with a result above 1 then fails.
 TRAIN = """
@@ -187,3 +190,15 @@ def test_an_experiment_runs_without_the_tracing_library_and_the_log_names_the_li
         "cannot send traces to the endpoint of OTEL_EXPORTER_OTLP_ENDPOINT: there is no opentelemetry" in log
     )
     assert "pip install 'trial-keeper[tracing]'" in log
+
+
+def test_a_collector_that_does_not_answer_delays_the_close_no_longer_than_its_limit(monkeypatch, caplog):
+    class Silent:
+        def shutdown(self):
+            assert answered.wait(DEADLINE_S)
+
+    answered = threading.Event()
+    monkeypatch.setattr(tracing, "_CLOSE_TIMEOUT_S", 0.05)
+    asyncio.run(tracing.TrialTracer(Silent(), None, "exp", "digits").close())
+    assert "cannot send all traces: their collector has not answered within 0.05 s" in caplog.text
+    answered.set()

@@ -182,7 +182,9 @@ def test_the_error_message_contains_the_line_of_an_error_in_an_inline_search_spa
 
 
 def test_several_training_services_in_a_file_are_an_error(place: Path) -> None:
-    text = LOCAL.replace("trainingService:\n  platform: local\n", "trainingService: [{platform: local}, {}]\n")
+    text = LOCAL.replace(
+        "trainingService:\n  platform: local\n", "trainingService: [{platform: local}, {}]\n"
+    )
     assert any("several at once" in message for _, _, message in diagnostics(place, text))
     one = text.replace(", {}]", "]")
     expected = "cannot use trainingService: one platform is no list; write one, such as trainingService: {platform: local, ...}"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.domain.metrics import (
-    MAX_SHOWN_CHARACTERS,
+    MAX_PARSED_CHARACTERS,
     numbers_in,
     objective_hint,
     reason_without_reward,
@@ -126,10 +126,16 @@ def test_the_numbers_of_a_dict_that_is_not_json_or_too_long_are_not_shown():
     def numbers_of(text):
         return numbers_in(text, 20, (), without_default=True)
 
-    longest = '{"loss": 1, "' + "x" * (MAX_SHOWN_CHARACTERS - 18) + '": 2}'
-    assert len(longest) == MAX_SHOWN_CHARACTERS
+    longest = '{"loss": 1, "' + "x" * (MAX_PARSED_CHARACTERS - 18) + '": 2}'
+    assert len(longest) == MAX_PARSED_CHARACTERS
     assert len(numbers_of(longest)) == 2
     assert numbers_of(longest.replace("x", "xx", 1)) == numbers_of("{") == numbers_of("0.5") == {}
+
+
+def test_a_result_with_a_long_list_has_its_numbers():
+    text = json.dumps({"predictions": [0.5] * 20_000, "loss": 1, "default": 2})
+    for _ in range(2):
+        assert numbers_in(text, 20, ("loss",), without_default=True) == {"loss": 1}
 
 
 @given(JSON.map(json.dumps) | st.text())

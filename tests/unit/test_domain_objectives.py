@@ -131,6 +131,7 @@ def test_the_message_for_a_violated_constraint_names_the_constraint() -> None:
     assert violated(TWO, '{"accuracy": 1, "latency_ms": 2, "size_mb": 50}') == []
     assert violated(TWO, "1") == []
     assert str(Constraint("m", 2.5, 1.0)) == "m ≤ 2.5 and m ≥ 1"
+    assert str(Constraint("m", 123456788, 1e-7)) == "m ≤ 123456788 and m ≥ 1e-07"
 
 
 def ended(number: int, text: str, objectives: Objectives) -> Trial:

@@ -1,6 +1,7 @@
 """The delivery of notifications: which failures are retried, and for how long."""
 
 import asyncio
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -159,6 +160,23 @@ def test_a_notifier_that_closes_tries_an_unavailable_recipient_at_once_for_the_l
     monkeypatch.setattr(notifier_module, "delays_s", lambda *_: iter([3600.0] * 9))
     with a_webhook(503, 503) as webhook:
         run_notifier(tmp_path, [{"webhook": webhook.url}], scenario)
+
+
+def test_a_webhook_that_does_not_answer_delays_neither_the_close_nor_the_exit(tmp_path, monkeypatch):
+    async def scenario(notifier, deliveries):
+        notifier.note_state(ExperimentState.DONE, "")
+        accepted.append((await asyncio.to_thread(silent.accept))[0])
+
+    accepted = []
+    monkeypatch.setattr(notifier_module, "_CLOSE_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        run_notifier(tmp_path, [{"webhook": f"http://127.0.0.1:{silent.getsockname()[1]}/"}], scenario)
+        with accepted[0] as connection:
+            connection.setblocking(False)
+            connection.recv(1 << 16)
+            # The client still waits for its response: nothing has joined its thread.
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
 
 
 def test_failures_in_a_row_are_notified_only_to_the_recipients_that_want_so_many(tmp_path):

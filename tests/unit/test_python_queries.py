@@ -91,6 +91,18 @@ def test_importances_are_those_for_the_best_results_of_an_objective(an_experimen
         experiment.importances("speed")
 
 
+def test_a_data_frame_has_the_metric_default_if_it_is_not_the_first_objective(an_experiment):
+    results = [{"loss": 0.5, "default": 3}, {"loss": 0.25, "default": 4}]
+    both = [{"metric": "loss", "mode": "minimize"}, {"metric": "default", "mode": "maximize"}]
+    experiment = an_experiment(*results, objectives=both)
+    for frame in (experiment.trials_dataframe(), experiment.export_data(as_frame=True)):
+        assert [list(frame[name]) for name in ("value", "value/loss", "value/default")] == [
+            [0.5, 0.25],
+            [0.5, 0.25],
+            [3, 4],
+        ]
+
+
 @pytest.mark.parametrize(
     ("results", "why"),
     [

@@ -3,11 +3,14 @@
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 
 # Every trial keeps its newest intermediate result in memory for lists; a longer one is reduced to its number.
 MAX_SHOWN_CHARACTERS = 4096
+# A result with a long list, such as predictions, has numbers, too. Results of a megabyte would delay the manager.
+MAX_PARSED_CHARACTERS = 256 << 10
 
 
 def reward(value: str, name: str = "default") -> float | None:
@@ -26,13 +29,19 @@ def reward(value: str, name: str = "default") -> float | None:
     return finite_number(metric)
 
 
-def numbers_in(value: str, most: int, first: Iterable[str], *, without_default: bool) -> dict[str, float]:
+def numbers_in(value: str, most: int, first: Iterable[str], *, without_default: bool) -> Mapping[str, float]:
     """The finite numbers of a reported dict, by name: of up to `most` entries, those named in `first` before the others.
 
-    `value`: its JSON text.
+    `value`: its JSON text; a text of more than `MAX_PARSED_CHARACTERS` has none.
     """
-    if not value.startswith("{") or len(value) > MAX_SHOWN_CHARACTERS:
+    if not value.startswith("{") or len(value) > MAX_PARSED_CHARACTERS:
         return {}
+    # Lists of trials ask for the numbers of each trial again and again.
+    numbers = _numbers_in if len(value) <= MAX_SHOWN_CHARACTERS else _numbers_in_long
+    return numbers(value, most, tuple(first), without_default)
+
+
+def _numbers_in(value: str, most: int, first: tuple[str, ...], without_default: bool) -> Mapping[str, float]:
     try:
         entries = json.loads(value)
     except (ValueError, RecursionError):
@@ -44,6 +53,9 @@ def numbers_in(value: str, most: int, first: Iterable[str], *, without_default: 
         if not (without_default and name == "default")
     )
     return {name: number for name, number in numbers if number is not None}
+
+
+_numbers_in_long = lru_cache(maxsize=10_000)(_numbers_in)
 
 
 def finite_number(metric: object) -> float | None:

@@ -46,7 +46,8 @@ class Constraint:
 
     def __str__(self) -> str:
         bounds = (("≤", self.at_most), ("≥", self.at_least))
-        return " and ".join(f"{self.metric} {sign} {bound:g}" for sign, bound in bounds if bound is not None)
+        shown = ((sign, repr(float(bound)).removesuffix(".0")) for sign, bound in bounds if bound is not None)
+        return " and ".join(f"{self.metric} {sign} {bound}" for sign, bound in shown)
 
 
 @dataclass(frozen=True, slots=True)

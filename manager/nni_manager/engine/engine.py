@@ -267,14 +267,14 @@ class Engine:
             # Wait until the last keepers have shut down, so that no process outlives the manager.
             await set_within(self._no_jobs, _LAST_KEEPERS_S)
         await self.notifier.close()
-        if self.tracer is not None:
-            await asyncio.to_thread(self.tracer.close)
         await self.runtime.cancel_tasks()
         self.admission.close()
         await self.service.close()
         if not self.runtime.failed.is_set():
             self._save_experiment()
             await self.commits.close()
+        if self.tracer is not None:
+            await self.tracer.close()
         self.tuner_executor.close()
         self.storage.close()
         self.reader.close()

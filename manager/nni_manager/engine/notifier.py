@@ -24,6 +24,7 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.notifications import Notification, NotificationEvent, Notifications
 from nni_manager.domain.trial import Trial
 from nni_manager.support.backoff import delays_s
+from nni_manager.support.daemon_threads import in_daemon_thread
 from trial_keeper.timeouts import set_within
 
 log = logging.getLogger(__name__)
@@ -112,8 +113,8 @@ class Notifier:
             "experiment": experiment,
         }
         for each in recipients:
-            # An error of user code has a traceback.
-            task = self._spawn(self._deliver(each, headline.partition("\n")[0], message))
+            # An error of user code has a traceback. An e-mail's subject has no line break of any kind.
+            task = self._spawn(self._deliver(each, headline.splitlines()[0], message))
             self._deliveries.add(task)
             task.add_done_callback(self._deliveries.discard)
 
@@ -149,9 +150,9 @@ class Notifier:
         if recipient.command is not None:
             await self._run(recipient.command, json.dumps(message))
         elif recipient.webhook is not None:
-            await asyncio.to_thread(_post, recipient.webhook, json.dumps(message))
+            await in_daemon_thread(_post, recipient.webhook, json.dumps(message), name="webhook")
         else:
-            await asyncio.to_thread(_send_mail, recipient, subject, message)
+            await in_daemon_thread(_send_mail, recipient, subject, message, name="mail")
 
     async def _run(self, command: str, message: str) -> None:
         """Run a command of the user; its group is killed at the timeout."""

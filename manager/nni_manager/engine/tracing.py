@@ -5,12 +5,14 @@ They are sent over OTLP if the environment names an endpoint, as OpenTelemetry s
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
 from typing import TYPE_CHECKING
 
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.support.daemon_threads import in_daemon_thread
 from trial_keeper import __version__
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_CLOSE_TIMEOUT_MS = 5000
+_CLOSE_TIMEOUT_S = 5.0
 
 
 class TrialTracer:
@@ -71,10 +73,15 @@ class TrialTracer:
             span.set_status(Status(StatusCode.ERROR, trial.run.message))
         span.end(_ns(max(trial.created_at_s, now_s)))
 
-    def close(self) -> None:
-        """Send the spans that have not been sent, at most for 5 s. Blocks."""
-        self._provider.force_flush(_CLOSE_TIMEOUT_MS)
-        self._provider.shutdown()
+    async def close(self) -> None:
+        """Send the spans that have not been sent, at most for 5 s."""
+        # The provider's own timeouts hold for each of its batches.
+        sent = in_daemon_thread(self._provider.shutdown, name="traces")
+        await asyncio.wait([sent], timeout=_CLOSE_TIMEOUT_S)
+        if not sent.done():
+            log.warning(
+                "cannot send all traces: their collector has not answered within %g s", _CLOSE_TIMEOUT_S
+            )
 
 
 def trial_tracer(experiment_id: str, name: str) -> TrialTracer | None:

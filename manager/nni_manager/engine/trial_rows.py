@@ -1,6 +1,7 @@
 """The rows of tables of trials: what a list of ten thousand trials shows of each, in JSON."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from nni_manager.domain.message_summary import message_summary
@@ -80,7 +81,7 @@ def row_note(trial: Trial) -> str:
     return trial.remarks.note.partition("\n")[0][:_MAX_MESSAGE]
 
 
-def row_metrics(trial: Trial) -> dict[str, float]:
+def row_metrics(trial: Trial) -> Mapping[str, float]:
     """The numbers of a final result that is a dict: those of objectives and constraints, then others, up to a limit.
 
     `default` is left out where it is the first objective.

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nni_manager.client.results import flat_columns, parsed
+from nni_manager.client.results import entry_columns, flat_columns, parsed
 from nni_manager.client.watch import why
 from nni_manager.domain.metrics import reward
 from nni_manager.errors import UserError
@@ -166,7 +166,7 @@ def curves_of(reports: Sequence[TrialMetricData], metric: str) -> pandas.DataFra
         number = reward(json.dumps(each.data), metric)
         row |= {"timestamp": each.timestamp, "value": math.nan if number is None else number}
         if isinstance(each.data, dict):
-            row |= {f"value/{name}": entry for name, entry in each.data.items() if name != "default"}
+            row |= entry_columns(each.data, metric)
         rows.append(row)
         steps[each.trialJobId] += 1
     return frame_with([*dict.fromkeys(chain(names, *rows))], rows)

@@ -143,7 +143,7 @@ class HubApi:
         """Start an experiment; the body names its file on the machine of this server: {"config": PATH}."""
         sent = await body_of(request)
         path = sent.get("config") if isinstance(sent, dict) else None
-        if not isinstance(path, str) or not path.startswith(("/", "~")):
+        if not isinstance(path, str) or not path.startswith(("/", "~")) or "\0" in path:
             raise HTTPException(
                 400,
                 'cannot start an experiment: the body names no file; send {"config": "/path/to/config.yml"}',

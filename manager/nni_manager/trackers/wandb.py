@@ -31,8 +31,9 @@ _SETTINGS = wandb.Settings(
 )
 
 
-# W&B refuses these characters in the name of a project.
+# W&B refuses these characters in the name of a project, and longer names.
 _REFUSED = re.compile(r"[/\\#?%:]")
+_MAX_NAME = 128
 
 
 class RunMissing(RetryableError):
@@ -77,7 +78,7 @@ def _write(source: Source, run: Run, run_id: str, folder: Path) -> Path:
     """Write a run; returns its folder."""
     written = wandb.init(
         mode="offline",
-        project=_REFUSED.sub("_", source.name),
+        project=_REFUSED.sub("_", source.name)[:_MAX_NAME],
         group=source.experiment_id,
         id=run_id,
         name=run.name,

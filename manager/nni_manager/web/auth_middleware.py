@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+import threading
 from collections.abc import Callable, Collection
 from http import HTTPStatus
 
@@ -24,6 +25,8 @@ from nni_manager.web.url_prefix import path_of
 
 # The default limit; the few operations with larger bodies declare their own.
 MAX_BODY_BYTES = 64 * 1024
+
+_FULL_NAME_TIMEOUT_S = 0.5
 
 # Headers of every response. The page runs only its own scripts, connects only to its own manager, and cannot be framed:
 # it shows output of trials, which might contain script.
@@ -68,6 +71,12 @@ class AuthMiddleware:
         self._session_auth = session_auth
         self._host = host
         self._own_names = {*OWN_NAMES, host.lower(), f"[{host.lower()}]", *own_hosts}
+        if not is_loopback(host):
+            self._own_names.add(socket.gethostname().lower())
+            # The full name needs DNS, which may not answer for long.
+            learning = threading.Thread(target=self._learn_full_name, name="full-host-name", daemon=True)
+            learning.start()
+            learning.join(_FULL_NAME_TIMEOUT_S)
         self._most_body_bytes = most_body_bytes
         self._is_public = is_public
         self._for_programs = for_programs
@@ -164,9 +173,10 @@ class AuthMiddleware:
             host = name if port.isdecimal() else host
         if host in self._own_names:
             return True
-        return not is_loopback(self._host) and (
-            _is_address(host) or host in (socket.gethostname().lower(), socket.getfqdn().lower())
-        )
+        return not is_loopback(self._host) and _is_address(host)
+
+    def _learn_full_name(self) -> None:
+        self._own_names.add(socket.getfqdn().lower())
 
 
 def _refusal_of_size(headers: Headers, head_bytes: int, most_body_bytes: int) -> _Refusal | None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
-from concurrent.futures import Future
 
 from nni_manager.errors import NniManagerError
+from nni_manager.support.daemon_threads import in_daemon_thread
 from nni_manager.training_services.openpai.rest import JobStatus, OpenPai, TaskStatus
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
@@ -54,24 +53,20 @@ class TerminationMessages:
     async def _fetched(self, job: JobStatus, deadline_s: float) -> str:
         await self._free.acquire()
         loop = asyncio.get_running_loop()
-        answer: Future[str] = Future()
-        answer.set_running_or_notify_cancel()  # the thread settles it, also after the caller's timeout
 
-        def fetch() -> None:
+        def fetch() -> str:
             try:
-                answer.set_result(_fetch(self._cluster.within(_ONCE), job, deadline_s))
-            except Exception as error:  # noqa: BLE001 - raised again by `of`
-                answer.set_exception(error)
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._free.release)
+                return _fetch(self._cluster.within(_ONCE), job, deadline_s)
+            finally:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._free.release)
 
         try:
-            # A daemon thread: a stalled log server must not delay the manager's exit.
-            threading.Thread(target=fetch, name=f"log-of-{job.name}", daemon=True).start()
+            answer = in_daemon_thread(fetch, name=f"log-of-{job.name}")
         except RuntimeError:  # thread limit reached
             self._free.release()
             raise
-        return await asyncio.wrap_future(answer)
+        return await answer
 
 
 def _fetch(cluster: OpenPai, job: JobStatus, deadline_s: float) -> str:
