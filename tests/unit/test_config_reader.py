@@ -479,7 +479,7 @@ def test_json_with_comments_or_a_last_comma_is_read_as_yaml_with_a_warning(write
             "{",
             "search_space.json:1: cannot read search_space.json: not JSON at column 2, Expecting property name",
         ),
-        ("", "search_space.json:1: cannot read search_space.json: not JSON at column 1"),
+        ("", "search_space.json:1: cannot read search_space.json: the file is empty; write a JSON document"),
         ('{"lr":\n nope, [}', "search_space.json:2: cannot read search_space.json: not JSON at column 2"),
         ("[]", "search_space.json:1: cannot use the search space: [] is not a mapping"),
         ("{}", "search_space.json:1: cannot use the search space: it names no hyper-parameter"),
