@@ -33,6 +33,8 @@ STANDALONE = "STANDALONE"
 _STANDALONE_PLATFORMS = ("", "standalone", "unittest")
 
 _NOT_OPEN = -1
+# Training code that closes all descriptors and opens files again uses the lowest numbers.
+_LOWEST_METRICS_FD = 256
 # No file can have this path.
 _NO_NOTICE = os.devnull + "/none"
 _MAX_NUMBER = 1e308
@@ -173,7 +175,7 @@ class TrialContext:
             return False
         if self.continuation:
             self._append_first(self.continuation[0])
-        self.metrics_fd = self._opened_metrics()
+        self.metrics_fd = _moved_up(self._opened_metrics())
         return True
 
     def _append_first(self, data: bytes) -> None:
@@ -256,7 +258,7 @@ class TrialContext:
             if error.errno != errno.EBADF:
                 raise self._not_written(error) from error
             # A process that daemonises itself closes all descriptors.
-            self.metrics_fd = self._opened_metrics()
+            self.metrics_fd = _moved_up(self._opened_metrics())
         try:
             written = os.write(self.metrics_fd, data)
         except OSError as second_error:
@@ -272,6 +274,18 @@ class TrialContext:
         )
         error.errno = cause.errno
         return error
+
+
+def _moved_up(descriptor: int) -> int:
+    """Return a descriptor of the same file whose number no other file gets after training code has closed it."""
+    import fcntl
+
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LOWEST_METRICS_FD)
+    except OSError:
+        return descriptor  # the limit of open files is lower
+    os.close(descriptor)
+    return moved
 
 
 _trial = TrialContext(os.environ)

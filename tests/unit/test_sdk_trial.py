@@ -244,16 +244,22 @@ def _path_of(fd: str) -> str:
         return ""
 
 
-def test_a_descriptor_is_opened_again_if_the_training_code_closed_it(environ):
+@pytest.mark.parametrize(("limit", "opens"), [(1024, True), (100, False)])
+def test_a_descriptor_is_opened_again_if_the_training_code_closed_it(environ, tmp_path, limit, opens):
     code = (
-        "import os, nni_sdk as nni\n"
+        "import os, resource, sys, nni_sdk as nni\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))\n"
+        "nni.get_next_parameter()\n"
         "nni.report_intermediate_result(1)\n"
-        "os.closerange(3, 100)\n"
+        f"os.closerange(3, {limit})\n"
+        f"file = open({str(tmp_path / 'own')!r}, 'w') if {opens} else None\n"
         "nni.report_intermediate_result(2)\n"
+        "nni.report_final_result(3)\n"
     )
     result = run_python(code, environ)
     assert (result.returncode, result.stderr) == (0, "")
-    assert [r.value for r in records(TrialContext(environ))] == ["1", "2"]
+    assert [r.value for r in records(TrialContext(environ))] == ["1", "2", "3"]
+    assert not opens or (tmp_path / "own").read_text() == ""
 
 
 ASKED = "import nni_sdk as nni; nni.get_next_parameter(); "
