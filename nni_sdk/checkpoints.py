@@ -278,8 +278,14 @@ def _temporary_folder() -> str:
         import tempfile
 
         _standalone_folder = tempfile.mkdtemp(prefix="nni-checkpoints-")
-        atexit.register(shutil.rmtree, _standalone_folder, ignore_errors=True)
+        atexit.register(remove_own_folder, _standalone_folder, os.getpid())
     return _standalone_folder
+
+
+def remove_own_folder(path: str, pid: int) -> None:
+    """Remove a temporary folder of this process. A child of `fork`, which inherits the exit handler, leaves its parent's."""
+    if os.getpid() == pid:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _names_in(folder: str) -> "list[str]":

@@ -6,10 +6,12 @@ Source: CatBoost 1.0 and later, the argument `callbacks` of `fit`.
 import os
 import shutil
 import tempfile
+import weakref
 
 import catboost  # noqa: F401 - a process without CatBoost learns it here
 
 import nni_sdk
+from nni_sdk.checkpoints import remove_own_folder
 from nni_sdk.integrations.continued_training import ContinuedTraining
 from nni_sdk.integrations.reporter import MetricReporter, is_first_process
 
@@ -36,9 +38,9 @@ class NNICallback:
         self.snapshot = {}  # type: dict[str, Any]
         """Arguments of `fit`, with which CatBoost writes a snapshot before each iteration, and continues from it."""
         if checkpoints:
-            folder = tempfile.TemporaryDirectory(prefix="nni-catboost-")
-            self._folder = folder  # it is removed with this object
-            self._file = os.path.join(folder.name, "snapshot")
+            folder = tempfile.mkdtemp(prefix="nni-catboost-")
+            weakref.finalize(self, remove_own_folder, folder, os.getpid())
+            self._file = os.path.join(folder, "snapshot")
             if self._training.model is not None:
                 shutil.copyfile(self._training.model, self._file)
                 self._reporter.reported_of_history = self._training.rounds  # a snapshot contains the history

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
@@ -183,3 +184,20 @@ def test_the_data_set_as_a_second_argument_of_lightgbm_is_refused_with_the_full_
 
     with pytest.raises(ValueError, match=r"cannot use best='valid_0'.*NNICallback\('valid_0-auc'\)$"):
         LightGBMPruningCallback("auc", "valid_0")
+
+
+def test_a_forked_child_that_exits_does_not_remove_the_snapshot_of_catboost():
+    pytest.importorskip("catboost")
+    code = """
+import os, sys
+from nni_sdk.integrations.catboost import NNICallback
+callback = NNICallback("Logloss", checkpoints=True)
+folder = os.path.dirname(callback.snapshot["snapshot_file"])
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+assert os.path.exists(folder)
+del callback
+assert not os.path.exists(folder)
+"""
+    subprocess.run([sys.executable, "-c", code], env=environment(), timeout=scaled_s(60), check=True)
