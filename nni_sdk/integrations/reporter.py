@@ -18,6 +18,14 @@ _CHOICES = {"min": min, "max": max}
 
 _held = {}  # type: dict[int, list[Any]]
 """The final results that the process of an objective function holds back, by its id: a child of `fork` is another process."""
+_at_exit = {}  # type: dict[int, list[Any]]
+"""The final results that a process reports when Python exits, by its id: a child of `fork` inherits the exit handler."""
+
+
+def _report_at_exit() -> None:
+    if not hasattr(sys, "last_value"):  # the exception that ends Python
+        for report in _at_exit.pop(os.getpid(), ()):
+            report()
 
 
 def hold_final_results() -> None:
@@ -119,13 +127,13 @@ class MetricReporter:
 
         In the process of an objective function that is when the function has returned None.
         """
-
-        def report() -> None:
-            if not hasattr(sys, "last_value"):  # the exception that ends Python
-                self.report_final_result()
-
         held = _held.get(os.getpid())
-        (atexit.register if held is None else held.append)(report)
+        if held is None:
+            if os.getpid() not in _at_exit:
+                atexit.register(_report_at_exit)
+            # Python calls exit handlers in reverse order, but of several trainings the first one's result counts.
+            held = _at_exit.setdefault(os.getpid(), [])
+        held.append(self.report_final_result)
 
     def _result(self, value: float) -> object:
         """Return the value under the name of its objective or constraint; without one of this name, the value."""

@@ -190,3 +190,64 @@ def test_a_spawned_process_continues_from_the_checkpoint_of_its_parent(environ, 
         ("000001", False),
     ]
     assert decoded.marks[1].offset < decoded.records[0].offset
+
+
+def test_a_forked_child_that_exits_does_not_report_the_final_results_of_its_parent(environ):
+    code = """
+import os, sys, nni_sdk
+from nni_sdk.integrations.reporter import MetricReporter
+
+def reporter(value):
+    made = MetricReporter("loss")
+    made.report_final_result_at_exit()
+    made.report({"loss": value})
+    return made
+
+nni_sdk.get_next_parameter()
+own = reporter(1)
+for trains in False, True:
+    if os.fork() == 0:
+        if trains:
+            reporter(3)
+        sys.exit(0)
+    os.wait()
+own.report({"loss": 2})
+"""
+    subprocess.run([sys.executable, "-c", code], env=environ, timeout=DEADLINE_S, check=True)
+    assert [r.value for r in records(environ) if r.type == "FINAL"] == ["3.0", "2.0"]
+
+
+def test_several_final_results_at_the_exit_are_reported_in_the_order_of_their_trainings(environ):
+    code = """
+import nni_sdk
+from nni_sdk.integrations.reporter import MetricReporter
+
+nni_sdk.get_next_parameter()
+for value in 1, 2:
+    reporter = MetricReporter("loss")
+    reporter.report_final_result_at_exit()
+    reporter.report({"loss": value})
+"""
+    subprocess.run([sys.executable, "-c", code], env=environ, timeout=DEADLINE_S, check=True)
+    assert [r.value for r in records(environ) if r.type == "FINAL"] == ["1.0", "2.0"]
+
+
+def test_a_forked_child_that_exits_does_not_remove_the_checkpoints_of_its_parent():
+    code = """
+import os, sys, nni_sdk
+print(nni_sdk.save_checkpoint(lambda folder: None))
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+assert nni_sdk.load_checkpoint()
+"""
+    outside = {k: v for k, v in os.environ.items() if not k.startswith("NNI_")}
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=outside | {"PYTHONPATH": str(SDK_PARENT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    assert not os.path.exists(result.stdout.splitlines()[0])
