@@ -36,6 +36,7 @@ class NNICallback(Callback):
         """See Keras. The model has been built by now, so that its weights and the optimizer's can be loaded."""
         if self.training.model is not None:
             self.model.load_weights(self.training.model + _SUFFIX)
+            self.training.model = None  # not again by a second call of fit
 
     def on_train_batch_end(self, batch: int, logs: "Any" = None) -> None:
         """See Keras."""

@@ -16,6 +16,7 @@ from framework_trainings import FRAMEWORKS, ROUNDS, STOP_AFTER
 from pythons import python_with
 
 from nni_sdk.integrations.lightning_hooks import LightningHooks
+from nni_sdk.records import decode
 
 ROOT = Path(__file__).parents[2]
 
@@ -184,6 +185,57 @@ def test_the_data_set_as_a_second_argument_of_lightgbm_is_refused_with_the_full_
 
     with pytest.raises(ValueError, match=r"cannot use best='valid_0'.*NNICallback\('valid_0-auc'\)$"):
         LightGBMPruningCallback("auc", "valid_0")
+
+
+def run_in_trial(framework, folder, code):
+    """Run code as a trial with this folder. Return the values of its intermediate and final results."""
+    (folder / "parameter.cfg").write_text('{"parameter_id": 0, "parameters": {}}')
+    variables = {
+        "NNI_PLATFORM": "local",
+        "NNI_SYS_DIR": str(folder),
+        "NNI_TRIAL_JOB_ID": "tRiAl",
+        "KERAS_BACKEND": "torch",
+    }
+    subprocess.run(
+        [python_with(framework), "-c", "import nni_sdk\nnni_sdk.get_next_parameter()\n" + code],
+        env=environment() | variables,
+        timeout=scaled_s(TRAININGS_S),
+        check=True,
+    )
+    records = decode((folder / ".nni/metrics").read_bytes(), 0).records
+    return [
+        [json.loads(each.value) for each in records if each.type == kind] for kind in ("PERIODICAL", "FINAL")
+    ]
+
+
+KERAS_FITS = """
+import keras, numpy
+from nni_sdk.integrations.keras import NNICallback
+
+x = numpy.ones((8, 1), "float32")
+
+def new_model():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
+
+def fit(model, callback, until):
+    seen = []
+    see = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: seen.extend(model.get_weights()))
+    first = callback.training.rounds
+    model.fit(x, x, epochs=until, initial_epoch=first, callbacks=[callback, see], verbose=0)
+    return seen
+
+fit(new_model(), NNICallback("loss", checkpoints=True), 1)
+model, callback = new_model(), NNICallback("loss", checkpoints=True)
+fit(model, callback, 2)
+before = model.get_weights()
+numpy.testing.assert_array_equal(fit(model, callback, 3), before)
+"""
+
+
+def test_a_second_fit_of_keras_does_not_load_the_checkpoint_again(tmp_path):
+    assert len(run_in_trial("keras", tmp_path, KERAS_FITS)[0]) == 3
 
 
 def test_a_forked_child_that_exits_does_not_remove_the_snapshot_of_catboost():
