@@ -238,6 +238,37 @@ def test_a_second_fit_of_keras_does_not_load_the_checkpoint_again(tmp_path):
     assert len(run_in_trial("keras", tmp_path, KERAS_FITS)[0]) == 3
 
 
+FASTAI_FITS = """
+import torch
+from fastai.callback.progress import ProgressCallback
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.learner import Learner
+from nni_sdk.integrations.fastai import NNICallback
+
+data = torch.utils.data.TensorDataset(torch.randn(8, 1), torch.randn(8, 1))
+loader = DataLoader(data, bs=4)
+learner = Learner(
+    DataLoaders(loader, loader),
+    torch.nn.Linear(1, 1),
+    loss_func=torch.nn.MSELoss(),
+    cbs=[ProgressCallback(), NNICallback("valid_loss", checkpoints=True)],
+)
+learner.validate()
+for epochs in EPOCHS:
+    learner.fit(epochs)
+    learner.validate()
+    learner.get_preds()
+"""
+
+
+def test_several_fits_of_fastai_are_one_training_and_validations_between_them_report_nothing(tmp_path):
+    run_in_trial("fastai", tmp_path, FASTAI_FITS.replace("EPOCHS", "(1, 1)"))
+    # The second process continues: it skips the whole first fit, and one epoch of the second fit.
+    values, final = run_in_trial("fastai", tmp_path, FASTAI_FITS.replace("EPOCHS", "(1, 2)"))
+    assert (len(values), final) == (3, values[1:])
+
+
 def test_a_forked_child_that_exits_does_not_remove_the_snapshot_of_catboost():
     pytest.importorskip("catboost")
     code = """

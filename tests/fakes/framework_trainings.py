@@ -361,6 +361,7 @@ class FastAI:
         )
         with learner.no_logging():
             learner.fit(ROUNDS, cbs=callback)
+        callback.report_final_result()
         check_prediction(learner.model(valid.dataset.tensors[0]).detach())
         # The values of skipped epochs are empty.
         return [values[1] for values in learner.recorder.values if values]
