@@ -43,7 +43,7 @@ class NNICallback:
             self._file = os.path.join(folder, "snapshot")
             if self._training.model is not None:
                 shutil.copyfile(self._training.model, self._file)
-                self._reporter.reported_of_history = self._training.rounds  # a snapshot contains the history
+                self._reporter.reported_of_history = self._training.reported_of_history
             self.snapshot = {"save_snapshot": True, "snapshot_file": self._file, "snapshot_interval": 0}
         self._iterations = 0
         """The number of iterations of this process."""

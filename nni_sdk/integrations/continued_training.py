@@ -24,6 +24,8 @@ class ContinuedTraining:
         """Load the newest checkpoint, if checkpoints are saved at all."""
         self.rounds = 0
         self.model = None  # type: str | None
+        self.reported_of_history = 0
+        """The number of values in a history that the model contains, also those of a trial with other parameters."""
         self._reporter = reporter
         self._is_saved = is_saved
         self._pid = os.getpid()
@@ -33,6 +35,7 @@ class ContinuedTraining:
                 state = json.load(file)
             if state["parameters"] == _parameters():
                 self.rounds, reporter.final = state["rounds"], state["final"]
+            self.reported_of_history = state["reported_of_history"]
             self.model = os.path.join(path, "model")
 
     def continue_in_this_process(self) -> None:
@@ -63,7 +66,12 @@ class ContinuedTraining:
         def save(folder: str) -> None:
             save_model(os.path.join(folder, "model"))
             with open(os.path.join(folder, "training.json"), "w", encoding="utf-8") as file:
-                state = {"rounds": self.rounds, "final": self._reporter.final, "parameters": _parameters()}
+                state = {
+                    "rounds": self.rounds,
+                    "final": self._reporter.final,
+                    "parameters": _parameters(),
+                    "reported_of_history": self._reporter.reported_of_history,
+                }
                 json.dump(state, file)
 
         nni_sdk.save_checkpoint(save)

@@ -187,9 +187,10 @@ def test_the_data_set_as_a_second_argument_of_lightgbm_is_refused_with_the_full_
         LightGBMPruningCallback("auc", "valid_0")
 
 
-def run_in_trial(framework, folder, code):
+def run_in_trial(framework, folder, code, parameters=None):
     """Run code as a trial with this folder. Return the values of its intermediate and final results."""
-    (folder / "parameter.cfg").write_text('{"parameter_id": 0, "parameters": {}}')
+    content = {"parameter_id": 0, "parameters": parameters or {}}
+    (folder / "parameter.cfg").write_text(json.dumps(content))
     variables = {
         "NNI_PLATFORM": "local",
         "NNI_SYS_DIR": str(folder),
@@ -267,6 +268,38 @@ def test_several_fits_of_fastai_are_one_training_and_validations_between_them_re
     # The second process continues: it skips the whole first fit, and one epoch of the second fit.
     values, final = run_in_trial("fastai", tmp_path, FASTAI_FITS.replace("EPOCHS", "(1, 2)"))
     assert (len(values), final) == (3, values[1:])
+
+
+CATBOOST_FIT = """
+import os, catboost, numpy
+from nni_sdk.integrations.catboost import NNICallback
+
+x = numpy.arange(20).reshape(20, 1)
+y = x[:, 0] > 9
+given = nni_sdk.get_current_parameter()
+callback = NNICallback("validation-Logloss", checkpoints=True)
+model = catboost.CatBoostClassifier(
+    **given,
+    metric_period=PERIOD,
+    thread_count=1,
+    verbose=False,
+    train_dir=os.environ["NNI_SYS_DIR"],
+)
+model.fit(x, y, eval_set=(x, y), callbacks=[callback], **callback.snapshot)
+"""
+
+
+@pytest.mark.parametrize("period", [1, 2])
+def test_a_trial_that_continues_a_snapshot_of_catboost_reports_only_its_own_values(tmp_path, period):
+    code = CATBOOST_FIT.replace("PERIOD", str(period))
+    values, finals = [], []
+    # A parent, its child, and a grandchild. The last iteration of each is left to the next trial.
+    for generation in 1, 2, 3:
+        parameters = {"iterations": 5 * generation, "learning_rate": 0.1 * generation}
+        values, finals = run_in_trial("catboost", tmp_path, code, parameters)
+        assert finals[-1] == values[-1]
+    # Each iteration lowers the loss, so a value that occurs twice is one of an earlier trial.
+    assert len(set(values)) == len(values) == {1: 5 + 6 + 6, 2: 3 + 4 + 3}[period]
 
 
 def test_a_forked_child_that_exits_does_not_remove_the_snapshot_of_catboost():
