@@ -20,7 +20,7 @@ class NNICallback(Callback):
     value the final result; None the last. `checkpoints`: save one after each epoch. At the start of training the model and the
     optimizer of the attempts before are loaded, and their epochs are skipped.
 
-    All calls of `fit` with this callback, such as the two of `fine_tune`, are one training. fastai does not announce its end: the
+    All calls of `fit` with this callback, such as the two of `fine_tune`, are one training. fastai does not announce its end. The
     final result is reported after a stop, when Python exits, or by `report_final_result`.
     """
 
