@@ -70,8 +70,8 @@ def flat_columns(
     """The names of the columns, and a row for each result: the trial's id, its parameters, and its final result.
 
     Names of nested parameters contain a slash (`layer/size`). Column `value` has the result or, if the result is a dict with all
-    `metrics`, the first one, that of the first objective. `entry_columns` describes the columns `value/NAME`. A parameter with the
-    name of another column, or one of `reserved`, becomes `parameter/NAME`.
+    `metrics`, the first one, that of the first objective. `entry_columns` describes the columns `value/NAME`. A parameter with
+    the name of another column, or one of `reserved`, becomes `parameter/NAME`.
     """
     rows = [(dict(flat(parameters)), _columns_of(value, metrics)) for _, parameters, value in results]
     values = dict.fromkeys(["value", *(name for _, result in rows for name in result)])
