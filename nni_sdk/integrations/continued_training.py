@@ -35,7 +35,9 @@ class ContinuedTraining:
                 state = json.load(file)
             if state["parameters"] == _parameters():
                 self.rounds, reporter.final = state["rounds"], state["final"]
-            self.reported_of_history = state.get("reported_of_history", state["rounds"])  # of an earlier version
+            self.reported_of_history = state.get(
+                "reported_of_history", state["rounds"]
+            )  # of an earlier version
             self.model = os.path.join(path, "model")
 
     def continue_in_this_process(self) -> None:

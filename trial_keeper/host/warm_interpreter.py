@@ -43,6 +43,7 @@ import _thread  # noqa: E402
 import array  # noqa: E402
 import atexit  # noqa: E402
 import contextlib  # noqa: E402
+import fcntl  # noqa: E402, F401 - the first report of each fork needs it
 import gc  # noqa: E402
 import io  # noqa: E402
 import itertools  # noqa: E402
