@@ -24,7 +24,7 @@ class NNICallback:
     `metric`: a name of the evaluator's metrics, such as `accuracy`. `trainer`: the engine that trains. `best`: "min" or "max"
     makes the lowest or highest value the final result; None the last. `to_save`: save a checkpoint of these objects and the
     trainer after each evaluation, as with Ignite's `Checkpoint`: `{"model": model, "optimizer": optimizer}`. They are loaded
-    here, and `trainer.run` continues; call it with the same number of epochs.
+    here, and `trainer.run` continues; call it with the same number of epochs, or a larger one.
     """
 
     def __init__(
@@ -40,10 +40,8 @@ class NNICallback:
         self.training = ContinuedTraining(self._reporter, is_saved=to_save is not None)
         if self.training.model is not None:
             self._load(self.training.model)
-            state = trainer.state
-            if state.iteration >= state.max_epochs * state.epoch_length:
-                # Ignite would start again at the first epoch; so it trains nothing, and announces the end.
-                trainer.add_event_handler(Events.STARTED, self._terminate)
+            self._iterations_before = trainer.state.iteration
+            trainer.add_event_handler(Events.STARTED, self._start)
         trainer.add_event_handler(Events.ITERATION_COMPLETED, self._stop)
         trainer.add_event_handler(Events.COMPLETED, self._finish)
 
@@ -68,9 +66,11 @@ class NNICallback:
         if stops:
             trainer.terminate()
 
-    @staticmethod
-    def _terminate(trainer: "Any") -> None:
-        trainer.terminate()  # its own argument must not be the trainer
+    def _start(self, trainer: "Any") -> None:
+        """Train nothing if earlier attempts have trained all epochs: Ignite would start again at the first one."""
+        if trainer.state.max_epochs * trainer.state.epoch_length <= self._iterations_before:
+            trainer.terminate()
+        self._iterations_before = 0  # a second run of the trainer is another training
 
     def _finish(self, trainer: "Any") -> None:
         if idist.get_rank() == 0:

@@ -139,6 +139,18 @@ def test_a_killed_training_continues_from_its_checkpoint_with_the_same_results(t
     assert killed["second"]["final"] == pytest.approx(whole["final"], rel=1e-5)
 
 
+def test_a_promoted_trial_trains_only_the_rounds_that_its_larger_budget_adds(trained):
+    if "promoted" not in trained:
+        pytest.skip("its callback saves no checkpoints")
+    first, second = trained["promoted"]["first"], trained["promoted"]["second"]
+    assert (first["error"], second["error"]) == (None, None)
+    assert len(first["intermediate"]) == STOP_AFTER
+    # CatBoost and LightGBM leave the last iteration to the next attempt.
+    assert trained["promoted"]["kept"] + len(second["intermediate"]) == ROUNDS
+    choose = {"min": min, "max": max}[trained["mode"]]
+    assert second["final"] == pytest.approx([choose(first["intermediate"] + second["intermediate"])])
+
+
 def test_several_processes_save_and_load_a_shared_checkpoint(trained):
     if "two ranks killed" not in trained:
         pytest.skip("only its first process saves")

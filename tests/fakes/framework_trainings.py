@@ -24,6 +24,11 @@ STOP_AFTER = 2
 """The report after which the stop notice is there."""
 
 
+def rounds():
+    """The number of rounds of the trial: its budget if the trial has one, as with Hyperband."""
+    return (nni_sdk.get_current_parameter() or {}).get("TRIAL_BUDGET", ROUNDS)
+
+
 def data():
     import numpy as np
 
@@ -73,7 +78,7 @@ class XGBoost:
         model = xgboost.train(
             {"objective": "binary:logistic", "eta": 1.5, "nthread": 1},
             train,
-            ROUNDS - callback.training.rounds,
+            rounds() - callback.training.rounds,
             xgb_model=callback.training.model,
             evals=[(train, "train"), (valid, "valid")],
             callbacks=[callback],
@@ -98,7 +103,7 @@ class LightGBM:
         model = lightgbm.train(
             {"objective": "binary", "learning_rate": 1.5, "verbose": -1, "num_threads": 1},
             train,
-            ROUNDS - callback.training.rounds,
+            rounds() - callback.training.rounds,
             init_model=callback.training.model,
             valid_sets=[lightgbm.Dataset(valid_x, valid_y, reference=train)],
             callbacks=[lightgbm.record_evaluation(log), callback],
@@ -122,7 +127,7 @@ class CatBoost:
 
         x, y, valid_x, valid_y = data()
         model = catboost.CatBoostClassifier(
-            iterations=ROUNDS,
+            iterations=rounds(),
             learning_rate=1.5,
             thread_count=1,
             verbose=False,
@@ -146,7 +151,7 @@ class ScikitLearn:
 
         x, y, valid_x, valid_y = data()
         model, log = SGDClassifier(loss="log_loss", random_state=1), []
-        for number in callback.passes(range(ROUNDS), model, valid_x, valid_y):
+        for number in callback.passes(range(rounds()), model, valid_x, valid_y):
             if number > 0:
                 log.append(model.score(valid_x, valid_y))
             model.partial_fit(x, y, classes=[0, 1])
@@ -186,7 +191,7 @@ class Keras:
             x,
             y,
             32,
-            ROUNDS,
+            rounds(),
             verbose=0,
             shuffle=False,
             validation_data=(valid_x, valid_y),
@@ -252,7 +257,7 @@ class Lightning:
         # If torchrun has not set WORLD_SIZE, Lightning itself starts the second process.
         world = int(os.environ.get("WORLD_SIZE") or os.environ.get("DEVICES", "1"))
         trainer = pl.Trainer(
-            max_epochs=ROUNDS,
+            max_epochs=rounds(),
             accelerator="cpu",
             devices=world,
             strategy="ddp" if world > 1 else "auto",
@@ -291,7 +296,7 @@ class Transformers:
         with tempfile.TemporaryDirectory() as folder:
             arguments = transformers.TrainingArguments(
                 folder,
-                num_train_epochs=ROUNDS,
+                num_train_epochs=rounds(),
                 per_device_train_batch_size=16,
                 learning_rate=0.5,
                 eval_strategy="epoch",
@@ -332,7 +337,7 @@ class Ignite:
         evaluator.add_event_handler(Events.COMPLETED, callback)
         trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(valid))
         evaluator.add_event_handler(Events.COMPLETED, lambda: log.append(evaluator.state.metrics["loss"]))
-        trainer.run(train, ROUNDS)
+        trainer.run(train, rounds())
         check_prediction(model(valid.dataset.tensors[0]).detach())
         return log
 
@@ -360,7 +365,7 @@ class FastAI:
             lr=0.05,
         )
         with learner.no_logging():
-            learner.fit(ROUNDS, cbs=callback)
+            learner.fit(rounds(), cbs=callback)
         callback.report_final_result()
         check_prediction(learner.model(valid.dataset.tensors[0]).detach())
         # The values of skipped epochs are empty.
@@ -394,11 +399,11 @@ def callback_for(framework, metric, **kwargs):
     return own.NNICallback(metric, **kwargs)
 
 
-def write_parameters(folder):
+def write_parameters(folder, parameters):
     """Write the parameters of a trial, like a keeper before it starts the trial. Several processes may then read them at the same
     time.
     """
-    Path(folder, "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": {}}))
+    Path(folder, "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": parameters}))
 
 
 def run_as_trial(framework, folder, *, metric=None, stops=False, is_trial=True, **kwargs):
@@ -437,15 +442,40 @@ def run_stopped(framework, folder):
     return result | {"rounds": json.loads(newest.read_text())["rounds"]}
 
 
+def made_attempts(folder, *parameters):
+    """Return the folders of two attempts with these parameters."""
+    attempts = [Path(folder, "attempts", name, "0") for name in ("01", "02")]
+    for attempt, each in zip(attempts, parameters, strict=True):
+        attempt.mkdir(parents=True)
+        write_parameters(attempt, each)
+    return attempts
+
+
+def offer_checkpoints(attempts):
+    """Offer the first attempt's checkpoints to the second attempt, like a keeper. Return their manifests, the newest first."""
+    folder = attempts[0] / "checkpoints"
+    manifests = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"), reverse=True)]
+    origin = {"folder": str(folder), "trial_id": "tRiAl", "attempt_id": "01", "task": "0"}
+    sources = json.dumps({"checkpoints": [manifest | origin for manifest in manifests]})
+    (attempts[1] / "checkpoint_sources.json").write_text(sources)
+    return manifests
+
+
+def run_continued(framework, folder, *parameters, metric=None):
+    """Run two attempts that both end by themselves, with these parameters; return the results of each. `kept`: as `run_killed`."""
+    attempts = made_attempts(folder, *parameters)
+    first = run_as_trial(framework, str(attempts[0]), metric=metric, checkpoints=True, best=framework.best)
+    kept = offer_checkpoints(attempts)[0]["reports"]
+    second = run_as_trial(framework, str(attempts[1]), metric=metric, checkpoints=True, best=framework.best)
+    return {"first": first, "second": second, "kept": kept}
+
+
 def run_killed(framework, folder, *, at_end=False, train=run_as_trial):
     """Run two attempts; return what each has reported. The first attempt exits before its third report, or before its final
     report if `at_end`. The second attempt continues from the first one's checkpoint. `kept`: the number of reports before the
     checkpoint. `train`: the function that runs an attempt.
     """
-    attempts = [Path(folder, "attempts", name, "0") for name in ("01", "02")]
-    for attempt in attempts:
-        attempt.mkdir(parents=True)
-        write_parameters(attempt)
+    attempts = made_attempts(folder, {}, {})
     child = os.fork()
     if child == 0:
         report, left = nni_sdk.report_intermediate_result, iter(range(STOP_AFTER))
@@ -465,11 +495,7 @@ def run_killed(framework, folder, *, at_end=False, train=run_as_trial):
             os._exit(ended.code)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    folder = attempts[0] / "checkpoints"
-    manifests = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"), reverse=True)]
-    origin = {"folder": str(folder), "trial_id": "tRiAl", "attempt_id": "01", "task": "0"}
-    sources = json.dumps({"checkpoints": [manifest | origin for manifest in manifests]})
-    (attempts[1] / "checkpoint_sources.json").write_text(sources)
+    manifests = offer_checkpoints(attempts)
     second = train(framework, str(attempts[1]), checkpoints=True, best=framework.best)
     return {
         "status": os.waitstatus_to_exitcode(status),
@@ -568,6 +594,8 @@ def main(name, launched_in=None, arguments="{}"):
     if getattr(framework, "continues", False):
         scenarios["killed"] = lambda folder: run_killed(framework, folder)
         scenarios["killed at the end"] = lambda folder: run_killed(framework, folder, at_end=True)
+        budgets = {"TRIAL_BUDGET": STOP_AFTER}, {"TRIAL_BUDGET": ROUNDS}
+        scenarios["promoted"] = lambda folder: run_continued(framework, folder, *budgets)
     if hasattr(framework, "saves_together"):
         scenarios["two ranks killed"] = lambda folder: run_killed(framework, folder, train=run_on_two_ranks)
         scenarios["launched"] = lambda folder: run_launched(name, folder, checkpoints=True)
@@ -577,7 +605,7 @@ def main(name, launched_in=None, arguments="{}"):
         with tempfile.TemporaryDirectory() as folder:
             # A killed training leaves its temporary files.
             tempfile.tempdir = folder
-            write_parameters(folder)
+            write_parameters(folder, {})
             found[scenario] = run(folder)
         tempfile.tempdir = None
     print("\n" + json.dumps(found))
