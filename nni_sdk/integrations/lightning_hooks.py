@@ -66,6 +66,11 @@ class LightningHooks:
             if self._reporter.metric in metrics or not is_awaited:
                 self._reporter.report(metrics)
 
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        is_whole = progress.is_last_batch or progress.current.ready >= trainer.num_training_batches
+        if trainer.should_stop and not is_whole:
+            return  # the next attempt trains the whole epoch
+
         def save(path: str) -> None:
             trainer.save_checkpoint(trainer.strategy.broadcast(path))  # returns when all processes have saved
 

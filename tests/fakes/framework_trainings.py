@@ -222,6 +222,7 @@ class Lightning:
     continues = True
     agrees = True
     saves_together = True
+    stops_in_a_round = True
     package = "lightning.pytorch"
 
     def train(self, callback):
@@ -319,6 +320,7 @@ class Ignite:
     other = "PyTorchIgnitePruningHandler"
     continues = True
     agrees = True
+    stops_in_a_round = True
 
     def train(self, callback_of):
         import ignite.distributed as idist
@@ -347,6 +349,7 @@ class FastAI:
     other = "FastAIPruningCallback"
     continues = True
     agrees = True
+    stops_in_a_round = True
 
     def train(self, callback):
         import torch
