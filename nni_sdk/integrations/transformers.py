@@ -31,6 +31,7 @@ class NNICallback(TrainerCallback):
         self.training = ContinuedTraining(self._reporter, is_saved=checkpoints)
         self._names = set()  # type: set[str]
         self._was_evaluated = False
+        self._is_cut = False
 
     def on_log(self, args: "Any", state: "Any", control: "Any", logs: "Any" = None, **_: "Any") -> None:
         """See transformers. Results of evaluations are logged, too."""
@@ -53,6 +54,12 @@ class NNICallback(TrainerCallback):
         """See transformers. All processes stop after the same step."""
         if on_any_rank(nni_sdk.should_stop(), args.device):
             control.should_training_stop = True
+            self._is_cut = not float(state.epoch).is_integer()
+
+    def on_epoch_end(self, args: "Any", state: "Any", control: "Any", **_: "Any") -> None:
+        """See transformers. An epoch that the stop has cut is not saved: the next attempt trains and evaluates the whole epoch."""
+        if self._is_cut:
+            control.should_save = False
 
     def on_save(self, args: "Any", state: "Any", control: "Any", **_: "Any") -> None:
         """See transformers. The Trainer may remove its own copy later (`save_total_limit`)."""

@@ -279,6 +279,7 @@ class Transformers:
     other = "NNICallback"
     continues = True
     agrees = True
+    stops_in_a_round = True
 
     def train(self, callback):
         import torch
@@ -465,7 +466,10 @@ def offer_checkpoints(attempts):
 
 
 def run_continued(framework, folder, *parameters, metric=None):
-    """Run two attempts that both end by themselves, with these parameters; return the results of each. `kept`: as `run_killed`."""
+    """Run two attempts with these parameters, which both end by themselves; return the results of each.
+
+    `kept`: the number of reports before the checkpoint.
+    """
     attempts = made_attempts(folder, *parameters)
     first = run_as_trial(framework, str(attempts[0]), metric=metric, checkpoints=True, best=framework.best)
     kept = offer_checkpoints(attempts)[0]["reports"]
