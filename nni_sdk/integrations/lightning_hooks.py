@@ -27,6 +27,7 @@ class LightningHooks:
         self.training = ContinuedTraining(self._reporter, is_saved=checkpoints)
         self._is_of_validation = False
         self._was_validated = False
+        self._names_before = set()  # type: set[str]
 
     def on_fit_start(self, trainer: "Any", pl_module: "Any") -> None:
         """See Lightning. Refuses processes that continue from different checkpoints: training would hang.
@@ -48,12 +49,16 @@ class LightningHooks:
         if trainer.strategy.reduce_boolean_decision(nni_sdk.should_stop(), all=False):
             trainer.should_stop = True
 
+    def on_validation_start(self, trainer: "Any", pl_module: "Any") -> None:
+        """See Lightning. Training may have logged a value of the last batch under the metric's name."""
+        self._names_before = set(trainer.callback_metrics)
+
     def on_validation_end(self, trainer: "Any", pl_module: "Any") -> None:
         """See Lightning."""
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         self._was_validated = True
-        if not self._reporter.has_reported:
+        if self._reporter.metric not in self._names_before:
             self._is_of_validation = self._reporter.metric in trainer.callback_metrics
         if self._is_of_validation:
             self._reporter.report(trainer.callback_metrics)

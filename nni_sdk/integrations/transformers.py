@@ -57,7 +57,7 @@ class NNICallback(TrainerCallback):
             self._is_cut = not float(state.epoch).is_integer()
 
     def on_epoch_end(self, args: "Any", state: "Any", control: "Any", **_: "Any") -> None:
-        """See transformers. An epoch that the stop has cut is not saved: the next attempt trains and evaluates the whole epoch."""
+        """See transformers. An epoch that a stop has cut is not saved: the next attempt trains the whole epoch."""
         if self._is_cut:
             control.should_save = False
 

@@ -151,6 +151,19 @@ def test_a_promoted_trial_trains_only_the_rounds_that_its_larger_budget_adds(tra
     assert second["final"] == pytest.approx([choose(first["intermediate"] + second["intermediate"])])
 
 
+def test_a_metric_of_any_kind_is_reported_once_per_value_over_all_attempts(trained):
+    if not trained["variants"]:
+        pytest.skip("all its metrics are reported at the same time")
+    for name in trained["variants"]:
+        whole, killed = trained[name]["whole"], trained[name]["killed"]
+        assert whole["error"] is None, name
+        assert whole["intermediate"] == pytest.approx(whole["values"]), name
+        assert (killed["status"], killed["second"]["error"]) == (9, None), name
+        both = killed["first"]["intermediate"][: killed["kept"]] + killed["second"]["intermediate"]
+        assert both == pytest.approx(whole["intermediate"], rel=1e-5), name
+        assert killed["second"]["final"] == pytest.approx(whole["final"], rel=1e-5), name
+
+
 def test_several_processes_save_and_load_a_shared_checkpoint(trained):
     if "two ranks killed" not in trained:
         pytest.skip("only its first process saves")

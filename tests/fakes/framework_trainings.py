@@ -5,10 +5,12 @@ values come from a source that the callback does not use. A training fails if it
 """
 
 import contextlib
+import functools
 import importlib
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -224,6 +226,7 @@ class Lightning:
     saves_together = True
     stops_in_a_round = True
     package = "lightning.pytorch"
+    options = {}
 
     def train(self, callback):
         import torch
@@ -233,19 +236,26 @@ class Lightning:
         class Module(pl.LightningModule):
             def __init__(self):
                 super().__init__()
-                self.model, self.values, self.loss = torch_model(), [], torch.nn.CrossEntropyLoss()
+                self.model, self.loss = torch_model(), torch.nn.CrossEntropyLoss()
+                self.losses, self.values = [], {"val_loss": [], "loss": []}
 
             def training_step(self, batch, _):
                 loss = self.loss(self.model(batch[0]), batch[1])
                 self.log("train_loss", loss, on_epoch=True, on_step=False)
+                self.log("loss", loss, on_epoch=True, on_step=True)
+                self.losses.append(float(loss))
                 return loss
+
+            def on_train_epoch_end(self):
+                self.values["loss"].append(statistics.mean(self.losses))
+                self.losses.clear()
 
             def validation_step(self, batch, _):
                 self.log("val_loss", self.loss(self.model(batch[0]), batch[1]), sync_dist=True)
 
             def on_validation_end(self):
                 if not self.trainer.sanity_checking:
-                    self.values.append(float(self.trainer.callback_metrics["val_loss"]))
+                    self.values["val_loss"].append(float(self.trainer.callback_metrics["val_loss"]))
 
             def configure_optimizers(self):
                 return torch.optim.SGD(self.parameters(), 1.0)
@@ -264,10 +274,23 @@ class Lightning:
             strategy="ddp" if world > 1 else "auto",
             callbacks=[callback],
             **quiet,
+            **self.options,
         )
         trainer.fit(module, train, valid, ckpt_path=callback.training.model)
         check_prediction(module.model(valid.dataset.tensors[0]).detach())
-        return module.values
+        return module.values.get(self.metric, [])
+
+
+class LightningValidatedTwice(Lightning):
+    options = {"val_check_interval": 0.5}
+
+
+class LightningValidatedRarely(Lightning):
+    options = {"check_val_every_n_epoch": 2}
+
+
+class LightningLossOfTraining(Lightning):
+    metric = "loss"
 
 
 class PyTorchLightning(Lightning):
@@ -376,6 +399,9 @@ class FastAI:
         return [values[1] for values in learner.recorder.values if values]
 
 
+VARIANTS = {Lightning: [LightningValidatedTwice, LightningValidatedRarely, LightningLossOfTraining]}
+"""Trainings that validate at other times, or report a metric of another kind."""
+
 FRAMEWORKS = {"sklearn folds": ScikitLearnFolds} | {
     each.module: each
     for each in (
@@ -444,6 +470,14 @@ def run_stopped(framework, folder):
     result = run_as_trial(framework, folder, stops=True, checkpoints=True)
     newest = max(Path(folder, "checkpoints").glob("*/training.json"))
     return result | {"rounds": json.loads(newest.read_text())["rounds"]}
+
+
+def run_variant(variant, folder):
+    """Run a whole training, and another one that is killed and continued."""
+    return {
+        "whole": run_as_trial(variant, folder, best=variant.best),
+        "killed": run_killed(variant, folder),
+    }
 
 
 def made_attempts(folder, *parameters):
@@ -593,6 +627,7 @@ def main(name, launched_in=None, arguments="{}"):
     }
     found = {
         "names": framework.names,
+        "variants": [each.__name__ for each in VARIANTS.get(framework, [])],
         "mode": framework.best,
         "averages": hasattr(framework, "averages"),
         "agrees": hasattr(framework, "agrees"),
@@ -608,6 +643,8 @@ def main(name, launched_in=None, arguments="{}"):
         scenarios["launched"] = lambda folder: run_launched(name, folder, checkpoints=True)
     if hasattr(framework, "stops_in_a_round"):
         scenarios["stopped in a round"] = lambda folder: run_stopped(framework, folder)
+    variants = VARIANTS.get(framework, [])
+    scenarios |= {each.__name__: functools.partial(run_variant, each) for each in variants}
     for scenario, run in scenarios.items():
         with tempfile.TemporaryDirectory() as folder:
             # A killed training leaves its temporary files.
