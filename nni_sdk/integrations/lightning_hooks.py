@@ -55,7 +55,8 @@ class LightningHooks:
 
     def on_validation_end(self, trainer: "Any", pl_module: "Any") -> None:
         """See Lightning."""
-        if trainer.sanity_checking or not trainer.is_global_zero:
+        # A user may also call trainer.validate.
+        if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
         self._was_validated = True
         if self._reporter.metric not in self._names_before:

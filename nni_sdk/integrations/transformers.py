@@ -30,11 +30,19 @@ class NNICallback(TrainerCallback):
         self._reporter = MetricReporter(metric, best)
         self.training = ContinuedTraining(self._reporter, is_saved=checkpoints)
         self._names = set()  # type: set[str]
+        self._is_training = False
         self._was_evaluated = False
         self._is_cut = False
 
+    def on_train_begin(self, args: "Any", state: "Any", control: "Any", **_: "Any") -> None:
+        """See transformers. Before and after the training a user may also call Trainer.evaluate."""
+        self._is_training = True
+        self._was_evaluated = self._is_cut = False
+
     def on_log(self, args: "Any", state: "Any", control: "Any", logs: "Any" = None, **_: "Any") -> None:
         """See transformers. Results of evaluations are logged, too."""
+        if not self._is_training:
+            return
         logs = logs or {}
         self._names.update(logs)
         if state.is_world_process_zero and self._reporter.metric in logs:
@@ -69,5 +77,6 @@ class NNICallback(TrainerCallback):
 
     def on_train_end(self, args: "Any", state: "Any", control: "Any", **_: "Any") -> None:
         """See transformers."""
+        self._is_training = False
         if state.is_world_process_zero:
             self._reporter.finish(self._names)

@@ -162,6 +162,9 @@ def test_a_metric_of_any_kind_is_reported_once_per_value_over_all_attempts(train
         both = killed["first"]["intermediate"][: killed["kept"]] + killed["second"]["intermediate"]
         assert both == pytest.approx(whole["intermediate"], rel=1e-5), name
         assert killed["second"]["final"] == pytest.approx(whole["final"], rel=1e-5), name
+        promoted = [trained[name]["promoted"][attempt] for attempt in ("first", "second")]
+        both = [value for attempt in promoted for value in attempt["intermediate"]]
+        assert both == pytest.approx(whole["intermediate"], rel=1e-5), name
 
 
 def test_several_processes_save_and_load_a_shared_checkpoint(trained):

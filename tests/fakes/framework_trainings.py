@@ -25,6 +25,9 @@ ROUNDS = 6
 STOP_AFTER = 2
 """The report after which the stop notice is there."""
 
+BUDGETS = {"TRIAL_BUDGET": STOP_AFTER}, {"TRIAL_BUDGET": ROUNDS}
+"""The parameters of a trial before and after its promotion."""
+
 
 def rounds():
     """The number of rounds of the trial: its budget if the trial has one, as with Hyperband."""
@@ -226,7 +229,7 @@ class Lightning:
     saves_together = True
     stops_in_a_round = True
     package = "lightning.pytorch"
-    options = {}
+    interval, epochs_per_validation = 1.0, 1
 
     def train(self, callback):
         import torch
@@ -274,19 +277,24 @@ class Lightning:
             strategy="ddp" if world > 1 else "auto",
             callbacks=[callback],
             **quiet,
-            **self.options,
+            val_check_interval=self.interval,
+            check_val_every_n_epoch=self.epochs_per_validation,
         )
+        trainer.validate(module, valid, verbose=False)
+        module.values["val_loss"].clear()
         trainer.fit(module, train, valid, ckpt_path=callback.training.model)
+        values = list(module.values.get(self.metric, []))
+        trainer.validate(module, valid, verbose=False)
         check_prediction(module.model(valid.dataset.tensors[0]).detach())
-        return module.values.get(self.metric, [])
+        return values
 
 
 class LightningValidatedTwice(Lightning):
-    options = {"val_check_interval": 0.5}
+    interval = 0.5
 
 
 class LightningValidatedRarely(Lightning):
-    options = {"check_val_every_n_epoch": 2}
+    epochs_per_validation = 2
 
 
 class LightningLossOfTraining(Lightning):
@@ -334,9 +342,13 @@ class Transformers:
             trainer = transformers.Trainer(
                 Model(), arguments, train_dataset=train, eval_dataset=valid, callbacks=[callback]
             )
+            trainer.evaluate(metric_key_prefix="untrained")
+            trainer.evaluate()
             trainer.train(resume_from_checkpoint=callback.training.model)
+            values = [each["eval_loss"] for each in trainer.state.log_history if "eval_loss" in each]
+            trainer.evaluate()
             check_prediction(trainer.predict(valid).predictions)
-        return [each["eval_loss"] for each in trainer.state.log_history if "eval_loss" in each]
+        return values
 
 
 class Ignite:
@@ -473,10 +485,11 @@ def run_stopped(framework, folder):
 
 
 def run_variant(variant, folder):
-    """Run a whole training, and another one that is killed and continued."""
+    """Run a whole training, another one that is killed and continued, and one that is promoted."""
     return {
         "whole": run_as_trial(variant, folder, best=variant.best),
-        "killed": run_killed(variant, folder),
+        "killed": run_killed(variant, folder + "/killed"),
+        "promoted": run_continued(variant, folder + "/promoted", *BUDGETS),
     }
 
 
@@ -636,8 +649,7 @@ def main(name, launched_in=None, arguments="{}"):
     if getattr(framework, "continues", False):
         scenarios["killed"] = lambda folder: run_killed(framework, folder)
         scenarios["killed at the end"] = lambda folder: run_killed(framework, folder, at_end=True)
-        budgets = {"TRIAL_BUDGET": STOP_AFTER}, {"TRIAL_BUDGET": ROUNDS}
-        scenarios["promoted"] = lambda folder: run_continued(framework, folder, *budgets)
+        scenarios["promoted"] = lambda folder: run_continued(framework, folder, *BUDGETS)
     if hasattr(framework, "saves_together"):
         scenarios["two ranks killed"] = lambda folder: run_killed(framework, folder, train=run_on_two_ranks)
         scenarios["launched"] = lambda folder: run_launched(name, folder, checkpoints=True)
