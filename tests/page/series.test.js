@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { asTyped, flat, flatName, namesOf, typed } from "../../manager/nni_manager/web/page/parameters.js";
 import { metricNamesOf, withMetric } from "../../manager/nni_manager/web/page/metrics.js";
 import { logTicks, scalesOf } from "../../manager/nni_manager/web/page/scales.js";
-import { axisOf, bestSoFar, endedWithResult, metricIn, metricNames, nearestLine, parallel, thinned, top, valued } from "../../manager/nni_manager/web/page/series.js";
+import { axisOf, bestSoFar, endedWithResult, metricIn, metricNames, nearestLine, otherMetricNames, parallel, thinned, top, valued } from "../../manager/nni_manager/web/page/series.js";
 import { aRow, seeded } from "./trials.js";
 
 const ROWS = [3, 1, 4, 1, 5].map((value, seq) => aRow({ id: `t${seq}`, seq, value, end: 1000 + seq, parameters: { lr: 10 ** -seq, kind: "ab"[seq % 2], same: 1 } }));
@@ -166,4 +166,18 @@ test("a NaN in a result does not hide the other numbers of the result", () => {
   assert.equal(metricIn(data, "loss"), null);
   assert.deepEqual(metricNames(data), ["default", "loss", "low"]);
   assert.equal(metricIn(JSON.stringify("NaN"), "default"), null);
+});
+
+test("a NaN in a result that is JSON text without an outer level does not hide the other numbers", () => {
+  const data = '{"latency": 5.0, "default": 0.5, "extra": NaN, "f1": 0.7}';
+  assert.deepEqual([metricIn(data, "f1"), metricIn(data, "extra")], [0.7, null]);
+  assert.deepEqual(metricNames(data), ["latency", "default", "extra", "f1"]);
+});
+
+test("every number of a result is shown beside that of the first objective", () => {
+  const data = '{"latency": 5.0, "default": 0.5, "f1": 0.7}';
+  assert.deepEqual(otherMetricNames(data, [{ metric: "latency" }, { metric: "default" }]), ["default", "f1"]);
+  assert.deepEqual(otherMetricNames(data, [{ metric: "default" }]), ["latency", "f1"]);
+  assert.deepEqual(otherMetricNames(data, []), ["latency", "f1"]);
+  assert.deepEqual(otherMetricNames("0.5", [{ metric: "default" }]), []);
 });

@@ -300,7 +300,7 @@ function rank(sorted, value) {
 /**
  * The number of a reported metric under a name: an entry of a dict, or the metric itself for "default". Null: none.
  *
- * @param {string} data JSON text inside JSON, as in the API
+ * @param {string} data JSON text, or JSON text inside JSON, as in the API
  * @param {string} name
  */
 export function metricIn(data, name) {
@@ -321,6 +321,17 @@ export function metricNames(data) {
 }
 
 /**
+ * The names of the numbers in a final result that are shown beside the trial's value.
+ *
+ * @param {string} data
+ * @param {readonly {metric: string}[]} objectives  the first one's number is the trial's value
+ */
+export function otherMetricNames(data, objectives) {
+  const first = objectives[0]?.metric ?? "default";
+  return metricNames(data).filter((name) => name !== first);
+}
+
+/**
  * @param {unknown} value
  * @returns {value is {[name: string]: unknown}}
  */
@@ -329,14 +340,28 @@ function isDict(value) {
 }
 
 /**
+ * A metric from JSON text, or from JSON text inside JSON: the API has both.
+ *
  * @param {string} data
  * @returns {unknown}
  */
 function read(data) {
   try {
-    const text = JSON.parse(data);
-    return typeof text === "string" ? JSON.parse(text.replace(NO_JSON, (word) => (word.startsWith('"') ? word : "null"))) : text;
+    const metric = parsed(data);
+    return typeof metric === "string" ? parsed(metric) : metric;
   } catch {
     return null; // not JSON
+  }
+}
+
+/**
+ * @param {string} text
+ * @returns {unknown}
+ */
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return JSON.parse(text.replace(NO_JSON, (word) => (word.startsWith('"') ? word : "null")));
   }
 }

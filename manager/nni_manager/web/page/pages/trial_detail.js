@@ -4,7 +4,7 @@ import { fill, h, say, whenChanged } from "../dom.js";
 import * as format from "../format.js";
 import { asTyped, typed } from "../parameters.js";
 import { plain, short } from "../plain.js";
-import { metricIn, metricNames, thinned } from "../series.js";
+import { metricIn, metricNames, otherMetricNames, thinned } from "../series.js";
 import { api, report } from "../state/api.js";
 import { usageLines } from "../usage.js";
 import { Chart, colours, label } from "../widgets/charts.js";
@@ -141,7 +141,7 @@ export function trialDetail(first, live) {
 function factsOf(trial, objectives) {
   const run = format.runSeconds({ start: trial.startTime ?? null, end: trial.endTime ?? null }, Date.now());
   const metric = trial.finalMetricData?.[0]?.data;
-  const names = metric === undefined ? [] : metricNames(metric);
+  const names = metric === undefined ? [] : otherMetricNames(metric, objectives);
   return facts([
     ["State", badge(trial.state, format.trialState(trial))],
     ["Why it ended", trial.how && h("span", { "data-test": "reason" }, plain(trial.how))],
@@ -149,7 +149,7 @@ function factsOf(trial, objectives) {
     ["Warning", trial.warning && h("span", { class: "warn-text" }, short(trial.warning, 2000))],
     [metricTitle(objectives), format.number(trial.value)],
     ["Violates", trial.violates?.map((each) => short(each, 80)).join(", ")],
-    ...names.filter((name) => name !== "default").slice(0, 50).map((name) => /** @type {[string, string]} */ ([short(name, 60), format.number(metricIn(metric ?? "", name))])),
+    ...names.slice(0, 50).map((name) => /** @type {[string, string]} */ ([short(name, 60), format.number(metricIn(metric ?? "", name))])),
     ["Id", h("code", {}, trial.id)],
     ["Submitted", time(trial.submitTime)],
     ["Started", time(trial.startTime)],
