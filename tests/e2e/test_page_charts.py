@@ -389,6 +389,33 @@ def test_the_controls_of_the_charts_pass_the_accessibility_rules(person, theme):
         assert person.evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
+def test_parameters_and_categories_with_the_same_start_are_drawn_apart(browser, tmp_path):
+    names = ["encoder/attention/heads/dropout/rate", "encoder/attention/heads/dropout/kind"]
+    folder = "/data/models/pretrained/checkpoints"
+    models = [f"{folder}/bert.pt", f"{folder}/roberta.pt"]
+
+    def a_long_named_trial(number, now_s):
+        trial = made_trial(number, now_s - 1000 + number)
+        trial.parameters = {names[0]: random.Random(number).random(), names[1]: models[number % 2]}
+        return trial
+
+    space = {
+        names[0]: {"_type": "uniform", "_value": [0, 1]},
+        names[1]: {"_type": "choice", "_value": models},
+    }
+    experiment = made_experiment(tmp_path, 20, a_long_named_trial, space=space)
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/detail")
+        person.see("tab-importance").click()
+        expect(person.see("importance-chart").locator(".bars .point")).to_have_count(2)
+        labels = person.see("importance-chart").locator(".ytick").all_text_contents()
+        assert sorted(label[-4:] for label in labels) == ["kind", "rate"]
+        person.see("slice-parameter").select_option(names[1])
+        slice_chart = person.page.get_by_label("Result against one parameter")
+        expect(slice_chart.get_by_text("/bert.pt")).to_be_visible()
+        expect(slice_chart.get_by_text("/roberta.pt")).to_be_visible()
+
+
 def test_the_importance_chart_first_shows_its_progress_and_then_its_method(person):
     held = []
     person.page.route("**/importance*", lambda route: held.append(route))  # noqa: PLW0108 - Playwright refuses a builtin

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { LONGEST_LINE, plain, short, shownLine } from "../../manager/nni_manager/web/page/plain.js";
+import { distinctShort, LONGEST_LINE, plain, short, shownLine } from "../../manager/nni_manager/web/page/plain.js";
 import { seeded } from "./trials.js";
 
 test("terminal colours, titles and links are removed", () => {
@@ -43,4 +43,14 @@ test("a very long line is truncated with the number of omitted characters", () =
 test("a truncation never splits a character", () => {
   assert.equal(short("😀😀😀", 4), "😀…");
   assert.ok(shownLine("😀".repeat(50_000)).isWellFormed());
+});
+
+test("short texts of different values are different, and keep the end where the start is the same", () => {
+  const labels = (texts, most) => [...distinctShort(new Map(texts.map((text) => [text, text])), most).values()];
+  assert.deepEqual(labels(["adam", "a much longer text"], 10), ["adam", "a much lo…"]);
+  assert.deepEqual(labels(["/data/models/a.pt", "/data/models/b.pt", "c"], 10), ["/da…s/a.pt", "/da…s/b.pt", "c"]);
+  assert.deepEqual(labels(["beginning one ending", "beginning two ending", "beg…ending"], 10), ["beg…ending (2)", "beg…ending (3)", "beg…ending"]);
+  assert.deepEqual(labels(["a\u0000", "a"], 10), ["a", "a (2)"]);
+  assert.deepEqual([...distinctShort(new Map([["0.1234567891", "0.123457"], ["0.1234567892", "0.123457"]]), 30).values()], ["0.1234567891", "0.1234567892"]);
+  for (const label of labels(["aaaaa😀😀😀1", "aaaaa😀😀😀2"], 7)) assert.ok(label.isWellFormed() && label.length <= 7, label);
 });

@@ -71,3 +71,52 @@ export function short(text, most) {
   const one = plain(text.length > most * 8 ? text.slice(0, most * 8) : text).replace(/\s+/g, " ");
   return one.length <= most ? one : `${whole(one.slice(0, most - 1))}…`;
 }
+
+/**
+ * Short texts of several values, each different from the others: charts identify a category by its text. Where short texts would
+ * be equal, the middle is left out instead of the end, and then a number follows.
+ *
+ * @param {ReadonlyMap<string, string>} texts  the text of each value, by the value as text
+ * @param {number} most maximum number of characters, without the number
+ * @returns {Map<string, string>} by the value as text
+ */
+export function distinctShort(texts, most) {
+  /** @type {Map<string, string[]>} */
+  const alike = new Map();
+  for (const [value, text] of texts) {
+    const shortened = short(text, most);
+    const values = alike.get(shortened);
+    if (values === undefined) alike.set(shortened, [value]);
+    else values.push(value);
+  }
+  /** @type {Map<string, string>} */
+  const found = new Map();
+  const taken = new Set([...alike].filter(([, values]) => values.length === 1).map(([shortened]) => shortened));
+  for (const [shortened, [value = "", ...others]] of alike) {
+    if (others.length === 0) {
+      found.set(value, shortened);
+      continue;
+    }
+    for (const each of [value, ...others]) {
+      const base = withoutMiddle(each, most);
+      let candidate = base;
+      for (let number = 2; taken.has(candidate); number += 1) candidate = `${base} (${number})`;
+      taken.add(candidate);
+      found.set(each, candidate);
+    }
+  }
+  return found;
+}
+
+/**
+ * Shorten text in its middle, with more of its end than of its start.
+ *
+ * @param {string} text
+ * @param {number} most maximum number of characters
+ */
+function withoutMiddle(text, most) {
+  const one = plain(text).replace(/\s+/g, " ");
+  if (one.length <= most) return one;
+  const head = Math.floor(most / 3);
+  return `${whole(one.slice(0, head))}…${one.slice(head + 1 - most).replace(/^[\udc00-\udfff]/, "")}`;
+}

@@ -69,7 +69,7 @@ export function surface(samples, x, y) {
  * @returns {{at: number, value: number | string}[]}
  */
 function stops({ ticks, valueAt }) {
-  if (valueAt === null) return ticks.map(({ at, label }) => ({ at, value: label }));
+  if (valueAt === null) return ticks.map(({ at, label, word }) => ({ at, value: word ?? label }));
   return Array.from({ length: STEPS + 1 }, (_, step) => ({ at: step / STEPS, value: valueAt(step / STEPS) }));
 }
 

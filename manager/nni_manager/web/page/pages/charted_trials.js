@@ -3,7 +3,7 @@
 import * as format from "../format.js";
 import { withMetric } from "../metrics.js";
 import { flat, flatName, shown } from "../parameters.js";
-import { short } from "../plain.js";
+import { distinctShort, short } from "../plain.js";
 import { logTicks } from "../scales.js";
 import { axisOf, valued } from "../series.js";
 import { api } from "../state/api.js";
@@ -124,7 +124,7 @@ export function hover(row, metric) {
 
 /**
  * A parameter's axis for plotly: `layout`, and `at`, which gives the place of a value on it. Numbers are on the scale of the search
- * space, and all else are categories.
+ * space, and all else are categories. `at` also takes a category as text.
  *
  * @param {string} name
  * @param {readonly (Simple | undefined)[]} values
@@ -133,10 +133,11 @@ export function hover(row, metric) {
 export function parameterAxis(name, values, scale) {
   const title = label(short(name, 40));
   const isNumeric = scale !== "category" && values.every((value) => typeof value === "number");
-  const word = (/** @type {string} */ text) => label(short(text, 30));
   if (!isNumeric) {
-    const words = axisOf(name, values, scale)?.ticks.map((tick) => word(tick.label));
-    return { isNumeric, layout: { title, type: "category", categoryorder: "array", categoryarray: words }, at: (/** @type {Simple | undefined} */ value) => word(shown(value)) };
+    const words = distinctShort(new Map(values.map((value) => [String(value), shown(value)])), 30);
+    const at = (/** @type {Simple | undefined} */ value) => label(words.get(String(value)) ?? "");
+    const order = axisOf(name, values, scale)?.ticks.flatMap(({ word }) => (word === undefined ? [] : [at(word)]));
+    return { isNumeric, layout: { title, type: "category", categoryorder: "array", categoryarray: order }, at };
   }
   const [low, high] = values.reduce((/** @type {[number, number]} */ [least, most], value) => [Math.min(least, Number(value)), Math.max(most, Number(value))], [Infinity, -Infinity]);
   return { isNumeric, layout: { title, ...(scale === "log" && low > 0 ? { type: "log", dtick: logTicks(low, high) } : { type: "linear" }) }, at: (/** @type {Simple | undefined} */ value) => value };

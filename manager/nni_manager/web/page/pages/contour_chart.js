@@ -6,7 +6,7 @@ import { flat } from "../parameters.js";
 import { short } from "../plain.js";
 import { improvements, MOST_MARKS, thinned } from "../series.js";
 import { LEAST_TRIALS, surface, twoParameters } from "../surface.js";
-import { Chart, colours, label } from "../widgets/charts.js";
+import { Chart, colours } from "../widgets/charts.js";
 import { hover, LOADING, parameterAxis, some } from "./charted_trials.js";
 
 /** @import { Valued } from "../series.js" */
@@ -126,7 +126,7 @@ function contourDrawing(trials, legend, all, x, y) {
   legend.show(low, high, scale.reversescale);
   return {
     traces: [
-      { ...surfaceTrace(found, colour["muted"]), ...scale, zmin: low, zmax: high, showscale: false },
+      { ...surfaceTrace(found, across.at, up.at, colour["muted"]), ...scale, zmin: low, zmax: high, showscale: false },
       {
         type: "scatter", mode: "markers", x: drawn.map((row) => across.at(valueOf(row, x))), y: drawn.map((row) => up.at(valueOf(row, y))),
         text: drawn.map((row) => hover(row, trials.metricName)), customdata: drawn.map((row) => row.id), hovertemplate: "%{text}<extra></extra>",
@@ -160,14 +160,17 @@ function colourLegend() {
 }
 
 /**
+ * @typedef {ReturnType<typeof parameterAxis>["at"]} Place
+ *
  * Lines of equal results between two numbers; cells where one of them is a choice.
  *
  * @param {Surface} found
+ * @param {Place} across
+ * @param {Place} up
  * @param {string | undefined} line
  */
-function surfaceTrace({ x, y, xs, ys, values }, line) {
-  const places = (/** @type {(number | string)[]} */ stops) => stops.map((stop) => (typeof stop === "string" ? label(short(stop, 30)) : stop));
-  const common = { x: places(xs), y: places(ys), z: values, hoverinfo: "skip", opacity: 0.75 };
+export function surfaceTrace({ x, y, xs, ys, values }, across, up, line) {
+  const common = { x: xs.map(across), y: ys.map(up), z: values, hoverinfo: "skip", opacity: 0.75 };
   if (x.valueAt === null || y.valueAt === null) return { ...common, type: "heatmap", zsmooth: false, xgap: x.valueAt === null ? 2 : 0, ygap: y.valueAt === null ? 2 : 0 };
   return { ...common, type: "contour", ncontours: 14, contours: { coloring: "fill" }, line: { width: 0.5, color: line } };
 }

@@ -3,7 +3,7 @@
 import { fill, h, whenChanged } from "../dom.js";
 import * as format from "../format.js";
 import { flat } from "../parameters.js";
-import { short } from "../plain.js";
+import { distinctShort, short } from "../plain.js";
 import { improvements, MOST_MARKS, thinned, valued } from "../series.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { hover, LOADING, parameterAxis, some } from "./charted_trials.js";
@@ -87,8 +87,9 @@ function importanceDrawing(importances, trials) {
   if (importances.length === 0) return null;
   const sorted = [...importances].sort((a, b) => a.value - b.value).slice(-20);
   const best = sorted[sorted.length - 1];
+  const labels = distinctShort(new Map(sorted.map(({ name }) => [name, name])), 30);
   return {
-    traces: [{ type: "bar", orientation: "h", x: sorted.map(({ value }) => value), y: sorted.map(({ name }) => label(short(name, 30))), text: sorted.map(({ value }) => format.percent(value * 100)), textposition: "auto", textangle: 0, hoverinfo: "skip", marker: { color: colours()["accent"] } }],
+    traces: [{ type: "bar", orientation: "h", x: sorted.map(({ value }) => value), y: sorted.map(({ name }) => label(labels.get(name) ?? "")), text: sorted.map(({ value }) => format.percent(value * 100)), textposition: "auto", textangle: 0, hoverinfo: "skip", marker: { color: colours()["accent"] } }],
     layout: { xaxis: { title: "share of the differences between results", tickformat: ".0%", rangemode: "tozero" }, yaxis: { type: "category" }, margin: { l: 90, r: 16, t: 8, b: 44 } },
     words: `The most important parameter is ${short(best?.name ?? "", 60)}, ${format.percent((best?.value ?? 0) * 100)}; computed from ${format.counted(trials, "trial")}. It measures how far the best tenth of them differs from all in that parameter (PED-ANOVA).`,
   };
