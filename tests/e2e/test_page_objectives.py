@@ -209,3 +209,29 @@ def test_the_page_explains_results_that_violate_a_constraint(browser, tmp_path):
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/oview")
         expect(person.page.get_by_text("Every result violates a constraint.")).to_have_count(2)
+
+
+def test_the_importance_is_that_for_the_chosen_metric(browser, tmp_path):
+    def a_trial_of_two(number, now_s):
+        chosen = random.Random(number)
+        trial = made_trial(number, now_s)
+        trial.parameters = {"width": chosen.random(), "depth": chosen.random()}
+        trial.run.value = trial.parameters["width"]
+        latency = trial.parameters["depth"]
+        trial.run.final = json.dumps(
+            {"accuracy": trial.run.value, "latency_ms": latency, "speed": 1 - latency}
+        )
+        return trial
+
+    experiment = made_experiment(tmp_path, 60, a_trial_of_two, objectives=OBJECTIVES[:2])
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/detail")
+        person.see("tab-importance").click()
+        caption = person.see("importance-chart").locator("figcaption")
+        expect(caption).to_contain_text("The most important parameter for the accuracy is width")
+        person.see("chart-metric").select_option("latency_ms")
+        expect(caption).to_contain_text("The most important parameter for the latency_ms is depth")
+        expect(caption).to_contain_text("the best tenth of them")
+        person.see("chart-metric").select_option("speed")
+        expect(caption).to_contain_text("The most important parameter for the speed is depth")
+        expect(caption).to_contain_text("the highest tenth of them")

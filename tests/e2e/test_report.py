@@ -1,6 +1,7 @@
 """A report in a real Chromium: one file that shows an experiment without a manager, and makes no network requests."""
 
 import json
+import random
 
 import pytest
 from browser import Visit, chromium, expect, needs_chromium
@@ -132,3 +133,32 @@ def test_a_notice_in_the_report_of_a_large_experiment_gives_the_number_of_sample
     person.see("nav-trials").click()
     expect(person.see("table-count")).to_have_text("280 of 280 trials")
     expect(person.page.get_by_text("00999")).to_be_visible()  # the sample contains the best trial
+
+
+def test_a_report_has_the_importance_for_each_objective(opened, tmp_path):
+    def a_trial(number, now_s):
+        chosen = random.Random(number)
+        trial = made_trial(number, now_s)
+        trial.parameters = {"width": chosen.random(), "depth": chosen.random()}
+        trial.run.value = trial.parameters["width"]
+        trial.run.final = json.dumps(
+            {"accuracy": trial.run.value, "latency_ms": trial.parameters["depth"], "speed": 1}
+        )
+        return trial
+
+    objectives = [
+        {"metric": "accuracy", "mode": "maximize"},
+        {"metric": "latency_ms", "mode": "minimize"},
+    ]
+    experiment = made_experiment(tmp_path / "made", 60, a_trial, objectives=objectives)
+    person = opened(report.report_of(experiment.folder))
+    person.see("nav-trials").click()
+    person.see("tab-importance").click()
+    caption = person.see("importance-chart").locator("figcaption")
+    expect(caption).to_contain_text("The most important parameter for the accuracy is width")
+    person.see("chart-metric").select_option("latency_ms")
+    expect(caption).to_contain_text("The most important parameter for the latency_ms is depth")
+    person.see("chart-metric").select_option("speed")
+    expect(caption).to_have_text(
+        "The report has the importance only for accuracy, latency_ms; `nnictl view` shows others."
+    )

@@ -103,8 +103,10 @@ def _documents(folder: ExperimentFolder) -> dict[str, Any]:
     front = experiment.leaderboard.front if objectives.has_several else ()
     trials = sampled(every, MAX_TRIALS, maximize=experiment.leaderboard.maximize, front=front)
     results = [(trial.parameters, trial.result) for trial in every if trial.result is not None]
-    first = objectives.first
-    importance = importance_of(results, first.metric, maximize=first.mode == "maximize")
+    importances = {
+        each.metric: importance_of(results, each.metric, maximize=each.mode == "maximize").to_json()
+        for each in objectives.all
+    }
     summary = serializers.summary_view(snapshot)
     if len(trials) < len(every):
         summary["problems"].append(
@@ -129,7 +131,7 @@ def _documents(folder: ExperimentFolder) -> dict[str, Any]:
         },
         "profile": profiles.profile_view(snapshot),
         "configuration": profiles.configuration_view(snapshot),
-        "importance": importance.to_json(),
+        "importances": importances,
         "trials": {
             trial.trial_id: serializers.whole_trial_view(
                 snapshot, trial, environments.get(trial.trial_id, ()), ()

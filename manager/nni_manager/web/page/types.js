@@ -154,6 +154,11 @@
  * @property {string} text  the stored configuration as YAML
  * @property {string} version  of the manager
  *
+ * @typedef {object} Importance  The share of each parameter, or why there is none.
+ * @property {{name: string, value: number}[]} importances
+ * @property {number} trials  number of trials with the metric
+ * @property {string} why
+ *
  * @typedef {object} Metric  One record; `data` is JSON text inside JSON.
  * @property {number} timestamp
  * @property {string} trialJobId

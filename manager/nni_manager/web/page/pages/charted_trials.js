@@ -50,11 +50,13 @@ export class ChartedTrials {
     this.order = [];
   }
 
-  /** The importance of each parameter, by its name in the table; the most important first. */
+  /** The importance of each parameter for the chosen metric, by its name in the table; the most important first. */
   async importance() {
-    const found = await api.importance();
+    const { metric } = this;
+    const found = await api.importance(metric);
     const importances = found.importances.map(({ name, value }) => ({ name: flatName(name), value }));
-    this.important = importances.map(({ name }) => name);
+    // The reader may have chosen another metric since the request.
+    if (metric === this.metric || this.important === null) this.important = importances.map(({ name }) => name);
     return { ...found, importances };
   }
 

@@ -16,6 +16,7 @@ import { hover, LOADING, parameterAxis, some } from "./charted_trials.js";
 const IMPORTANCE_EVERY_MS = 15_000;
 /** After a failed request: nothing else asks again while the experiment does not change. */
 const RETRY_AFTER_MS = 5_000;
+const COMPUTING = "Computing…";
 
 /**
  * How much each parameter matters, and the results against one of them.
@@ -25,7 +26,7 @@ const RETRY_AFTER_MS = 5_000;
  * @returns {OpenChart}
  */
 export function importanceCharts(trials, panel) {
-  const bars = new Chart("Importance of each parameter", { height: 280, test: "importance-chart", note: "Computing…" });
+  const bars = new Chart("Importance of each parameter", { height: 280, test: "importance-chart", note: COMPUTING });
   const slice = new Chart("Result against one parameter", { height: 280, onPoint: trials.open });
   const parameter = h("select", { "aria-label": "Parameter", "data-test": "slice-parameter", change: () => show() });
   // Of a large experiment, the names arrive with the sample.
@@ -39,23 +40,30 @@ export function importanceCharts(trials, panel) {
     h("section", { "aria-label": "Slice" }, h("h3", {}, "Slice by ", parameter), slice.element)));
   let askedAtMs = -Infinity;
   let results = -1;
+  /** The metric of the last request. */
+  let askedFor = "";
   let isGone = false;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let retrying;
   const load = async () => {
+    const { metric } = trials;
+    const isOther = metric !== askedFor;
     const count = Object.values(trials.live.summary?.counts ?? {}).reduce((sum, each) => sum + each, 0) + valued(trials.live.rows.all).length;
-    if (count === results || performance.now() - askedAtMs < IMPORTANCE_EVERY_MS) return;
-    if (askedAtMs === -Infinity) bars.draw(() => null);
+    if (!isOther && (count === results || performance.now() - askedAtMs < IMPORTANCE_EVERY_MS)) return;
+    if (isOther) bars.note = COMPUTING;
+    if (isOther || askedAtMs === -Infinity) bars.draw(() => null);
     clearTimeout(retrying);
+    askedFor = metric;
     askedAtMs = performance.now();
     results = count;
     try {
       const found = await trials.importance();
-      if (isGone) return;
+      if (isGone || metric !== askedFor) return;
       bars.note = found.why || "There is nothing to compare yet.";
-      bars.draw(() => importanceDrawing(found.importances, found.trials));
+      const { metricName } = trials;
+      bars.draw(() => importanceDrawing(found.importances, found.trials, metricName, bestOf(trials)));
     } catch (error) {
-      if (isGone) return;
+      if (isGone || metric !== askedFor) return;
       results = -1;
       askedAtMs = -Infinity;
       retrying = setTimeout(load, RETRY_AFTER_MS);
@@ -80,18 +88,31 @@ export function importanceCharts(trials, panel) {
 }
 
 /**
+ * The word for the trials that the manager compares with all. A metric that is no objective has no best results: the manager
+ * takes it in the direction of the first objective.
+ *
+ * @param {ChartedTrials} trials
+ */
+function bestOf({ metric, live }) {
+  if (metric === "" || live.objectives.some((each) => each.metric === metric)) return "best";
+  return live.maximize ? "highest" : "lowest";
+}
+
+/**
  * @param {{name: string, value: number}[]} importances
  * @param {number} trials
+ * @param {string} metric
+ * @param {string} best  what the tenth of the trials is that is compared with all
  */
-function importanceDrawing(importances, trials) {
+function importanceDrawing(importances, trials, metric, best) {
   if (importances.length === 0) return null;
   const sorted = [...importances].sort((a, b) => a.value - b.value).slice(-20);
-  const best = sorted[sorted.length - 1];
+  const first = sorted[sorted.length - 1];
   const labels = distinctShort(new Map(sorted.map(({ name }) => [name, name])), 30);
   return {
     traces: [{ type: "bar", orientation: "h", x: sorted.map(({ value }) => value), y: sorted.map(({ name }) => label(labels.get(name) ?? "")), text: sorted.map(({ value }) => format.percent(value * 100)), textposition: "auto", textangle: 0, hoverinfo: "skip", marker: { color: colours()["accent"] } }],
     layout: { xaxis: { title: "share of the differences between results", tickformat: ".0%", rangemode: "tozero" }, yaxis: { type: "category" }, margin: { l: 90, r: 16, t: 8, b: 44 } },
-    words: `The most important parameter is ${short(best?.name ?? "", 60)}, ${format.percent((best?.value ?? 0) * 100)}; computed from ${format.counted(trials, "trial")}. It measures how far the best tenth of them differs from all in that parameter (PED-ANOVA).`,
+    words: `The most important parameter for the ${metric} is ${short(first?.name ?? "", 60)}, ${format.percent((first?.value ?? 0) * 100)}; computed from ${format.counted(trials, "trial")}. It measures how far the ${best} tenth of them differs from all in that parameter (PED-ANOVA).`,
   };
 }
 

@@ -3,7 +3,7 @@
 import { Refused } from "../state/requests.js";
 import { textOf } from "./embedded.js";
 
-/** @import { Changes, Configuration, Metric, Trial } from "../types.js" */
+/** @import { Changes, Configuration, Importance, Metric, Trial } from "../types.js" */
 
 /**
  * @typedef {object} Documents
@@ -11,7 +11,7 @@ import { textOf } from "./embedded.js";
  * @property {Changes} changes
  * @property {unknown} profile
  * @property {Configuration} configuration
- * @property {unknown} importance
+ * @property {{[metric: string]: Importance}} importances  of each objective
  * @property {{[id: string]: Trial}} trials
  * @property {{[id: string]: Metric[]}} intermediates
  * @property {{[digest: string]: string[]}} packages
@@ -32,12 +32,26 @@ function answer(found) {
   return found === undefined ? Promise.reject(new Refused(404, "The report does not contain this.")) : Promise.resolve(found);
 }
 
+/**
+ * The importance for a metric; "" is that of the first objective.
+ *
+ * @param {string} metric
+ * @returns {Importance}
+ */
+function importanceOf(metric) {
+  const { importances, changes } = documents;
+  const name = metric === "" ? changes.summary.objectives[0]?.metric ?? "default" : metric;
+  if (Object.hasOwn(importances, name)) return /** @type {Importance} */ (importances[name]);
+  return { importances: [], trials: 0, why: `The report has the importance only for ${Object.keys(importances).join(", ")}; \`nnictl view\` shows others.` };
+}
+
 export const api = {
   changes: () => answer(documents.changes),
   everything: () => answer(documents.changes),
   profile: () => answer(documents.profile),
   configuration: () => answer(documents.configuration),
-  importance: () => answer(documents.importance),
+  /** @param {string} metric */
+  importance: (metric) => answer(importanceOf(metric)),
   /** @param {string} id */
   trial: (id) => answer(documents.trials[id]),
   attempts: () => answer([]),

@@ -2,7 +2,7 @@
 
 import { ask, change, FIRST_CHANGES, send } from "./requests.js";
 
-/** @import { Attempt, Changes, Configuration, Gpu, Job, KnownExperiment, LogPiece, Metric, Remarks, RemarksChange, Trial, TrialSample, TrialWindow, UsageSample } from "../types.js" */
+/** @import { Attempt, Changes, Configuration, Gpu, Importance, Job, KnownExperiment, LogPiece, Metric, Remarks, RemarksChange, Trial, TrialSample, TrialWindow, UsageSample } from "../types.js" */
 /** @import { Filters, Query } from "../query.js" */
 
 /** When the report was made; null: this is no report, see report/api.js. @type {{madeAt: number} | null} */
@@ -57,8 +57,8 @@ export const api = {
   profile: () => ask("/experiment"),
   /** @returns {Promise<Configuration>} */
   configuration: () => ask("/configuration"),
-  /** @returns {Promise<{importances: {name: string, value: number}[], trials: number, why: string}>} */
-  importance: () => ask("/importance"),
+  /** For the best results of a metric; "" is that of the first objective. @param {string} metric @returns {Promise<Importance>} */
+  importance: (metric) => ask(metric === "" ? "/importance" : `/importance?${new URLSearchParams({ metric })}`),
   /** @returns {Promise<Job[]>} */
   jobs: () => ask("/jobs"),
   /** The end of the log of each task of a job. @param {string} id @returns {Promise<{task: string, text: string}[]>} */
