@@ -4,14 +4,18 @@ import json
 import random
 
 import pytest
+from attempts import attempt_id
 from browser import Visit, chromium, expect, needs_chromium
 from made_experiment import made_experiment, made_trial, write
 
 from nni_manager.cli import main
+from nni_manager.domain.ingest import StreamWrite
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.registry import Registry
-from nni_manager.store.rows import trial_row
+from nni_manager.store.rows import attempt_row, trial_row
 from nni_manager.web import report
+from nni_sdk.records import decode, encode
+from trial_keeper.wire.messages import AttemptKey, Stream
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]
 
@@ -162,3 +166,34 @@ def test_a_report_has_the_importance_for_each_objective(opened, tmp_path):
     expect(caption).to_have_text(
         "The report has the importance only for accuracy, latency_ms; `nnictl view` shows others."
     )
+
+
+def test_a_report_shows_the_step_numbers_and_the_count_of_all_intermediate_results(opened, tmp_path):
+    reported = 2500
+    experiment = made_experiment(tmp_path / "made", 1)
+    key = AttemptKey("00000", attempt_id(0), "main-0")
+    data = b"".join(encode(0, key.trial_id, "PERIODICAL", step, step) for step in range(reported))
+    trial = made_trial(0, 1000.0)
+    trial.run.intermediate_count = reported
+    records = StreamWrite(key, Stream.METRICS, 0, len(data), records=tuple(decode(data, 0).records))
+    write(experiment.folder, trial_row(trial), attempt_row(key, 0), records)
+    documents = report._documents(experiment.folder)
+    places = [each["place"] for each in documents["intermediates"]["00000"]]
+    assert (len(places), places[0], places[-1]) == (report.MAX_INTERMEDIATES, 0, reported - 1)
+
+    person = opened(report.report_of(experiment.folder))
+    person.page.get_by_role("link", name="0 · 00000").first.click()
+    expect(person.see("intermediate-chart")).to_contain_text("2,500 reports, the newest 2,499")
+    ends = (
+        "((x) => [x[0], x.at(-1)])(document.querySelector('[data-test=intermediate-chart] .plot').data[0].x)"
+    )
+    expect(person.see("intermediate-chart").locator(".main-svg").first).to_be_visible()
+    assert person.evaluate(ends) == [1, reported]
+    person.see("tab-intermediate").click()
+    curves = person.page.get_by_label("Intermediate results").locator(".plot")
+    expect(person.page.locator("figcaption", has_text="1 curve")).to_be_visible()
+    expect(curves.locator(".main-svg").first).to_be_visible()
+    found = person.evaluate(
+        "[...document.querySelectorAll('.charts .plot')].map(({ data }) => data[0].x.at(-1))"
+    )
+    assert found == [reported]

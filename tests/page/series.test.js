@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { asTyped, flat, flatName, namesOf, typed } from "../../manager/nni_manager/web/page/parameters.js";
 import { metricNamesOf, withMetric } from "../../manager/nni_manager/web/page/metrics.js";
 import { logTicks, scalesOf } from "../../manager/nni_manager/web/page/scales.js";
-import { axisOf, bestSoFar, endedWithResult, metricIn, metricNames, nearestLine, otherMetricNames, parallel, thinned, top, valued } from "../../manager/nni_manager/web/page/series.js";
+import { axisOf, bestSoFar, endedWithResult, learningCurve, metricIn, metricNames, nearestLine, otherMetricNames, parallel, reportCount, thinned, top, valued } from "../../manager/nni_manager/web/page/series.js";
 import { aRow, seeded } from "./trials.js";
 
 const ROWS = [3, 1, 4, 1, 5].map((value, seq) => aRow({ id: `t${seq}`, seq, value, end: 1000 + seq, parameters: { lr: 10 ** -seq, kind: "ab"[seq % 2], same: 1 } }));
@@ -180,4 +180,13 @@ test("every number of a result is shown beside that of the first objective", () 
   assert.deepEqual(otherMetricNames(data, [{ metric: "default" }]), ["latency", "f1"]);
   assert.deepEqual(otherMetricNames(data, []), ["latency", "f1"]);
   assert.deepEqual(otherMetricNames("0.5", [{ metric: "default" }]), []);
+});
+
+test("a learning curve has the place of each report among all reports", () => {
+  const records = [4, 3, 2].map((value) => ({ data: JSON.stringify(JSON.stringify({ loss: value })) }));
+  assert.deepEqual(learningCurve(records, "loss"), [{ x: 1, y: 4 }, { x: 2, y: 3 }, { x: 3, y: 2 }]);
+  assert.deepEqual([reportCount(records), reportCount([])], [3, 0]);
+  const chosen = records.map((record, index) => ({ ...record, place: [0, 2000, 4999][index] }));
+  assert.deepEqual(learningCurve(chosen, "loss").map(({ x }) => x), [1, 2001, 5000]);
+  assert.equal(reportCount(chosen), 5000);
 });

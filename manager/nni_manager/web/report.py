@@ -139,7 +139,10 @@ def _documents(folder: ExperimentFolder) -> dict[str, Any]:
             for trial in trials
         },
         "intermediates": {
-            trial_id: [serializers.metric_view(rows[place]) for place in even(len(rows), MAX_INTERMEDIATES)]
+            trial_id: [
+                serializers.metric_view(rows[place]) | {"place": place}
+                for place in even(len(rows), MAX_INTERMEDIATES)
+            ]
             for trial_id, rows in intermediates.items()
             if rows
         },

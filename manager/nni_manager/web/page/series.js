@@ -3,7 +3,7 @@
 import { METRIC_PREFIX } from "./metrics.js";
 import { flat, shown } from "./parameters.js";
 
-/** @import { Row } from "./types.js" */
+/** @import { Metric, Row } from "./types.js" */
 /** @import { Simple } from "./parameters.js" */
 /** @import { Scale } from "./scales.js" */
 
@@ -329,6 +329,25 @@ export function metricNames(data) {
 export function otherMetricNames(data, objectives) {
   const first = objectives[0]?.metric ?? "default";
   return metricNames(data).filter((name) => name !== first);
+}
+
+/**
+ * The points of a learning curve: the number of each report, from 1, with its number under a name.
+ *
+ * @param {readonly Metric[]} metrics
+ * @param {string} name
+ */
+export function learningCurve(metrics, name) {
+  return metrics.map((metric, index) => ({ x: (metric.place ?? index) + 1, y: metricIn(metric.data, name) })).filter(({ y }) => y !== null);
+}
+
+/**
+ * The number of reports of a trial. The HTML report of an experiment may have fewer records, but always has the last one.
+ *
+ * @param {readonly Metric[]} metrics
+ */
+export function reportCount(metrics) {
+  return (metrics.at(-1)?.place ?? metrics.length - 1) + 1;
 }
 
 /**

@@ -165,6 +165,7 @@
  * @property {string} type
  * @property {number} sequence
  * @property {string} data
+ * @property {number} [place]  from 0, among all records of the trial; only in a report, which has evenly chosen ones
  *
  * @typedef {{size: number, from: number, text: string, next: number}} LogPiece
  *

@@ -3,7 +3,7 @@
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { short } from "../plain.js";
-import { metricIn, metricNames, thinned } from "../series.js";
+import { learningCurve, metricNames, thinned } from "../series.js";
 import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { choose, REST_PER_LOAD } from "./trial_detail.js";
@@ -90,7 +90,7 @@ export class IntermediateCurves {
     this.chart.draw(() => {
       const colour = colours();
       const traces = loaded.map(({ row, metrics }, index) => {
-        const points = thinned(metrics.map((metric, at) => ({ x: at + 1, y: metricIn(metric.data, name) })).filter(({ y }) => y !== null), MOST_POINTS);
+        const points = thinned(learningCurve(metrics, name), MOST_POINTS);
         return {
           type: "scatter", mode: points.length === 1 ? "markers" : "lines", name: `trial ${row.seq}`, x: points.map(({ x }) => x), y: points.map(({ y }) => y),
           line: { width: 1.8, color: colour[`series-${index % 8}`], dash: index < 8 ? "solid" : index < 16 ? "dash" : "dot" },

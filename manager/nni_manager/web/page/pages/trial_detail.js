@@ -4,7 +4,7 @@ import { fill, h, say, whenChanged } from "../dom.js";
 import * as format from "../format.js";
 import { asTyped, typed } from "../parameters.js";
 import { plain, short } from "../plain.js";
-import { metricIn, metricNames, otherMetricNames, thinned } from "../series.js";
+import { learningCurve, metricIn, metricNames, otherMetricNames, reportCount, thinned } from "../series.js";
 import { api, report } from "../state/api.js";
 import { usageLines } from "../usage.js";
 import { Chart, colours, label } from "../widgets/charts.js";
@@ -316,13 +316,13 @@ class IntermediateChart {
     const name = this.chooser.value || "default";
     const metrics = this.#metrics;
     this.chart.draw(() => {
-      const points = metrics.map((metric, index) => ({ x: index + 1, y: metricIn(metric.data, name) })).filter(({ y }) => y !== null);
+      const points = learningCurve(metrics, name);
       if (points.length === 0) return null;
       const drawn = thinned(points);
       return {
         traces: [{ type: "scatter", mode: points.length < 100 ? "lines+markers" : "lines", x: drawn.map(({ x }) => x), y: drawn.map(({ y }) => y), line: { color: colours()["accent"] }, marker: { size: 5 } }],
         layout: { xaxis: { title: "report" }, margin: { l: 56, r: 12, t: 8, b: 40 } },
-        words: `${format.counted(metrics.length, "report")}, the newest ${format.number(points[points.length - 1]?.y)}.`,
+        words: `${format.counted(reportCount(metrics), "report")}, the newest ${format.number(points[points.length - 1]?.y)}.`,
       };
     });
   }
