@@ -65,7 +65,23 @@ class LightningHooks:
             self._reporter.report(trainer.callback_metrics)
 
     def on_train_epoch_end(self, trainer: "Any", pl_module: "Any") -> None:
-        """See Lightning."""
+        """See Lightning, which calls the module's own hook after this one. The epoch ends after that: it may log the metric.
+
+        At the start of the next epoch it would be too late for a checkpoint: a training that continues from there skips an epoch.
+        """
+        hook, patch = pl_module.on_train_epoch_end, vars(pl_module).get("on_train_epoch_end")
+
+        def call_and_end() -> None:
+            if patch is None:
+                del pl_module.on_train_epoch_end
+            else:  # of another callback
+                pl_module.on_train_epoch_end = patch
+            hook()
+            self._end_epoch(trainer)
+
+        pl_module.on_train_epoch_end = call_and_end
+
+    def _end_epoch(self, trainer: "Any") -> None:
         if trainer.is_global_zero and not self._is_of_validation:
             metrics = trainer.callback_metrics
             is_awaited = trainer.enable_validation and not self._was_validated

@@ -240,7 +240,7 @@ class Lightning:
             def __init__(self):
                 super().__init__()
                 self.model, self.loss = torch_model(), torch.nn.CrossEntropyLoss()
-                self.losses, self.values = [], {"val_loss": [], "loss": []}
+                self.losses, self.values = [], {"val_loss": [], "loss": [], "late": []}
 
             def training_step(self, batch, _):
                 loss = self.loss(self.model(batch[0]), batch[1])
@@ -251,6 +251,8 @@ class Lightning:
 
             def on_train_epoch_end(self):
                 self.values["loss"].append(statistics.mean(self.losses))
+                self.values["late"].append(max(self.losses))
+                self.log("late", max(self.losses))
                 self.losses.clear()
 
             def validation_step(self, batch, _):
@@ -299,6 +301,14 @@ class LightningValidatedRarely(Lightning):
 
 class LightningLossOfTraining(Lightning):
     metric = "loss"
+
+
+class LightningLoggedLate(Lightning):
+    metric = "late"
+
+
+class LightningLoggedLateAndValidatedRarely(LightningValidatedRarely):
+    metric = "late"
 
 
 class PyTorchLightning(Lightning):
@@ -411,7 +421,15 @@ class FastAI:
         return [values[1] for values in learner.recorder.values if values]
 
 
-VARIANTS = {Lightning: [LightningValidatedTwice, LightningValidatedRarely, LightningLossOfTraining]}
+VARIANTS = {
+    Lightning: [
+        LightningValidatedTwice,
+        LightningValidatedRarely,
+        LightningLossOfTraining,
+        LightningLoggedLate,
+        LightningLoggedLateAndValidatedRarely,
+    ]
+}
 """Trainings that validate at other times, or report a metric of another kind."""
 
 FRAMEWORKS = {"sklearn folds": ScikitLearnFolds} | {
