@@ -18,6 +18,7 @@ class ContinuedTraining:
     `rounds`: the number of complete rounds. `model`: the path of the model after them, in the framework's own format; None for a
     training that starts at its first round. A trial with other parameters than those of the checkpoint, such as a member of a
     population, has its parent's model, but none of its rounds and results.
+    `is_inherited`: True for such a model: training must use the trial's own parameters in place of those stored with the model.
     """
 
     def __init__(self, reporter: MetricReporter, *, is_saved: bool) -> None:
@@ -26,6 +27,7 @@ class ContinuedTraining:
         self.model = None  # type: str | None
         self.reported_of_history = 0
         """The number of values in a history that the model contains, also those of a trial with other parameters."""
+        self.is_inherited = False
         self._reporter = reporter
         self._is_saved = is_saved
         self._pid = os.getpid()
@@ -33,7 +35,8 @@ class ContinuedTraining:
         if path is not None:
             with open(os.path.join(path, "training.json"), encoding="utf-8") as file:
                 state = json.load(file)
-            if state["parameters"] == _parameters():
+            self.is_inherited = state["parameters"] != _parameters()
+            if not self.is_inherited:
                 self.rounds, reporter.final = state["rounds"], state["final"]
             self.reported_of_history = state.get(
                 "reported_of_history", state["rounds"]

@@ -48,7 +48,11 @@ class NNICallback(Callback):
         # `validate` before `fit` has no optimizer yet.
         if self.run and self.opt is not None and self._so_far.model is not None:
             device = next(self.model.parameters()).device
+            given = [dict(group) for group in self.opt.hypers]
             load_model(self._so_far.model, self.model, self.opt, device=device)
+            if self._so_far.is_inherited:
+                for name in given[0]:
+                    self.opt.set_hyper(name, [group[name] for group in given])
             self._so_far.model = None  # not again by a second call of fit
 
     def before_epoch(self) -> None:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 import nni_sdk
 from nni_sdk.integrations.continued_training import ContinuedTraining
 from nni_sdk.integrations.reporter import MetricReporter
+from nni_sdk.integrations.torch_optimizers import hyper_parameters, set_hyper_parameters
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ class NNICallback:
     def _load(self, path: str) -> None:
         states = torch.load(path, map_location="cpu", weights_only=True)
         for name, each in self._objects.items():
+            given = hyper_parameters(each) if hasattr(each, "param_groups") else []
             _unwrapped(each).load_state_dict(states[name])
+            if given and self.training.is_inherited:
+                set_hyper_parameters(each, given)
 
     def _stop(self, trainer: "Any") -> None:
         stops = nni_sdk.should_stop()

@@ -35,7 +35,12 @@ class NNICallback(Callback):
     def on_train_begin(self, logs: "Any" = None) -> None:
         """See Keras. The model has been built by now, so that its weights and the optimizer's can be loaded."""
         if self.training.model is not None:
+            rate = self.model.optimizer.learning_rate
+            # A schedule is not among the weights.
+            given = rate.numpy() if self.training.is_inherited and hasattr(rate, "assign") else None
             self.model.load_weights(self.training.model + _SUFFIX)
+            if given is not None:
+                rate.assign(given)
             self.training.model = None  # not again by a second call of fit
 
     def on_train_batch_end(self, batch: int, logs: "Any" = None) -> None:

@@ -6,6 +6,7 @@ Source: Lightning 2.0 and later, lightning.pytorch.callbacks.Callback.
 import nni_sdk
 from nni_sdk.integrations.continued_training import ContinuedTraining
 from nni_sdk.integrations.reporter import MetricReporter
+from nni_sdk.integrations.torch_optimizers import hyper_parameters, set_hyper_parameters
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
@@ -43,6 +44,22 @@ class LightningHooks:
                 f"(rank {trainer.global_rank}); let all processes see the storage of the first one"
             )
         self.training.continue_in_this_process()
+        # Lightning loads the optimizers' state after this hook.
+        self._given = [hyper_parameters(each) for each in getattr(trainer, "optimizers", [])]
+        self._given_rates = [
+            getattr(each.scheduler, "base_lrs", None) for each in getattr(trainer, "lr_scheduler_configs", [])
+        ]
+
+    def on_train_start(self, trainer: "Any", pl_module: "Any") -> None:
+        """See Lightning. A trial that has inherited its model trains with its own parameters."""
+        if not self.training.is_inherited:
+            return
+        for optimizer, given in zip(trainer.optimizers, self._given):
+            set_hyper_parameters(optimizer, given)
+        for config, rates in zip(trainer.lr_scheduler_configs, self._given_rates):
+            if rates is not None:
+                config.scheduler.base_lrs = rates
+        self.training.is_inherited = False  # not again by a second call of fit
 
     def on_train_batch_end(self, trainer: "Any", *_: "Any") -> None:
         """See Lightning. All processes stop after the same batch."""

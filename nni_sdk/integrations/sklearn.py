@@ -56,8 +56,17 @@ class NNICallback:
         reporter.report_final_result_at_exit()  # if the loop's body breaks
         training = ContinuedTraining(reporter, is_saved=self._saves_checkpoints)
         if training.model is not None:
+            given = model.get_params() if training.is_inherited else {}
             with open(training.model, "rb") as file:
                 vars(model).update(pickle.load(file))  # noqa: S301 - load_checkpoint has verified it
+            # Estimators, also those in a list such as a pipeline's steps, are the fitted ones of the checkpoint.
+            kept = {
+                name: value
+                for name, value in given.items()
+                if not isinstance(value, list) and not hasattr(value, "get_params")
+            }
+            if kept:
+                model.set_params(**kept)
         for each in islice(iterable, training.rounds, None):
             yield each
             if is_first_process():

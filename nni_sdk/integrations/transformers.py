@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 import nni_sdk
 from nni_sdk.integrations.continued_training import ContinuedTraining
 from nni_sdk.integrations.reporter import MetricReporter
+from nni_sdk.integrations.torch_optimizers import hyper_parameters, set_hyper_parameters
 from nni_sdk.integrations.torch_ranks import on_any_rank
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
@@ -33,11 +34,36 @@ class NNICallback(TrainerCallback):
         self._is_training = False
         self._was_evaluated = False
         self._is_cut = False
+        self._given = []  # type: list[dict[str, Any]]
 
-    def on_train_begin(self, args: "Any", state: "Any", control: "Any", **_: "Any") -> None:
+    def on_init_end(
+        self, args: "Any", state: "Any", control: "Any", optimizer: "Any" = None, **_: "Any"
+    ) -> None:
+        """See transformers. There is an optimizer only if the user has made it."""
+        if optimizer is not None:
+            self._given = hyper_parameters(optimizer)
+
+    def on_train_begin(
+        self,
+        args: "Any",
+        state: "Any",
+        control: "Any",
+        optimizer: "Any" = None,
+        lr_scheduler: "Any" = None,
+        **_: "Any",
+    ) -> None:
         """See transformers. Before and after the training a user may also call Trainer.evaluate."""
         self._is_training = True
         self._was_evaluated = self._is_cut = False
+        if self.training.is_inherited and optimizer is not None:
+            if self._given:
+                set_hyper_parameters(optimizer, self._given)
+            else:
+                _set_own_parameters(args, optimizer)
+            if hasattr(lr_scheduler, "base_lrs"):
+                groups = optimizer.param_groups
+                lr_scheduler.base_lrs = [group.get("initial_lr", group["lr"]) for group in groups]
+            self.training.is_inherited = False  # not again by a second call of train
 
     def on_log(self, args: "Any", state: "Any", control: "Any", logs: "Any" = None, **_: "Any") -> None:
         """See transformers. Results of evaluations are logged, too."""
@@ -80,3 +106,12 @@ class NNICallback(TrainerCallback):
         self._is_training = False
         if state.is_world_process_zero:
             self._reporter.finish(self._names)
+
+
+def _set_own_parameters(args: "Any", optimizer: "Any") -> None:
+    """Undo what the Trainer has loaded into its optimizer. The schedule keeps its step, and scales the trial's own rate."""
+    # Of the Trainer's two groups only the first one has a weight decay.
+    for group, decay in zip(optimizer.param_groups, (args.weight_decay, 0.0)):
+        inherited, rate = group.get("initial_lr", group["lr"]), optimizer.defaults["lr"]
+        scale = group["lr"] / inherited if inherited else 1.0
+        group.update(optimizer.defaults, weight_decay=decay, initial_lr=rate, lr=scale * rate)

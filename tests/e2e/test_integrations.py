@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from deadlines import scaled_s
-from framework_trainings import FRAMEWORKS, ROUNDS, STOP_AFTER
+from framework_trainings import CHILD, FRAMEWORKS, ROUNDS, STOP_AFTER
 from pythons import python_with
 
 from nni_sdk.integrations.lightning_hooks import LightningHooks
@@ -149,6 +149,15 @@ def test_a_promoted_trial_trains_only_the_rounds_that_its_larger_budget_adds(tra
     assert trained["promoted"]["kept"] + len(second["intermediate"]) == ROUNDS
     choose = {"min": min, "max": max}[trained["mode"]]
     assert second["final"] == pytest.approx([choose(first["intermediate"] + second["intermediate"])])
+
+
+def test_a_training_from_the_model_of_another_trial_uses_its_own_parameters(trained):
+    if not trained.get("child", {}).get("second", {}).get("rates"):
+        pytest.skip("parameters are not stored with its model")
+    first, second = trained["child"]["first"], trained["child"]["second"]
+    assert (first["error"], second["error"]) == (None, None)
+    assert [first["rates"], second["rates"]] == [[each["rate"]] for each in CHILD]
+    assert second["intermediate"]
 
 
 def test_a_metric_of_any_kind_is_reported_once_per_value_over_all_attempts(trained):

@@ -34,6 +34,18 @@ def rounds():
     return (nni_sdk.get_current_parameter() or {}).get("TRIAL_BUDGET", ROUNDS)
 
 
+CHILD = {"TRIAL_BUDGET": STOP_AFTER, "rate": 0.125}, {"TRIAL_BUDGET": ROUNDS, "rate": 0.0625}
+"""The parameters of a member of a population, and of one that continues from it."""
+
+rates = []
+"""The rate that a training has used."""
+
+
+def rate(default):
+    """The learning rate of the trial, or a hyper-parameter like it."""
+    return (nni_sdk.get_current_parameter() or {}).get("rate", default)
+
+
 def data():
     import numpy as np
 
@@ -155,11 +167,12 @@ class ScikitLearn:
         from sklearn.linear_model import SGDClassifier
 
         x, y, valid_x, valid_y = data()
-        model, log = SGDClassifier(loss="log_loss", random_state=1), []
+        model, log = SGDClassifier(loss="log_loss", alpha=rate(0.0001), random_state=1), []
         for number in callback.passes(range(rounds()), model, valid_x, valid_y):
             if number > 0:
                 log.append(model.score(valid_x, valid_y))
             model.partial_fit(x, y, classes=[0, 1])
+        rates.append(model.alpha)
         check_prediction(model.predict_proba(valid_x))
         return [*log, model.score(valid_x, valid_y)]
 
@@ -191,7 +204,7 @@ class Keras:
         x, y, valid_x, valid_y = data()
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(1, "sigmoid")])
-        model.compile(keras.optimizers.SGD(1.0), "binary_crossentropy", metrics=["accuracy"])
+        model.compile(keras.optimizers.SGD(rate(1.0)), "binary_crossentropy", metrics=["accuracy"])
         history = model.fit(
             x,
             y,
@@ -203,6 +216,7 @@ class Keras:
             callbacks=[callback],
             initial_epoch=callback.training.rounds,
         )
+        rates.append(float(model.optimizer.learning_rate.numpy()))
         check_prediction(model.predict(valid_x, verbose=0))
         return history.history.get("val_loss", [])
 
@@ -263,7 +277,7 @@ class Lightning:
                     self.values["val_loss"].append(float(self.trainer.callback_metrics["val_loss"]))
 
             def configure_optimizers(self):
-                return torch.optim.SGD(self.parameters(), 1.0)
+                return torch.optim.SGD(self.parameters(), rate(1.0))
 
         train, valid = (torch.utils.data.DataLoader(each, 16) for each in torch_data())
         module = Module()
@@ -287,6 +301,7 @@ class Lightning:
         trainer.fit(module, train, valid, ckpt_path=callback.training.model)
         values = list(module.values.get(self.metric, []))
         trainer.validate(module, valid, verbose=False)
+        rates.append(trainer.optimizers[0].param_groups[0]["lr"])
         check_prediction(module.model(valid.dataset.tensors[0]).detach())
         return values
 
@@ -341,7 +356,7 @@ class Transformers:
                 folder,
                 num_train_epochs=rounds(),
                 per_device_train_batch_size=16,
-                learning_rate=0.5,
+                learning_rate=rate(0.5),
                 eval_strategy="epoch",
                 save_strategy="epoch",
                 report_to=[],
@@ -355,6 +370,7 @@ class Transformers:
             trainer.evaluate(metric_key_prefix="untrained")
             trainer.evaluate()
             trainer.train(resume_from_checkpoint=callback.training.model)
+            rates.extend(trainer.lr_scheduler.base_lrs[:1])
             values = [each["eval_loss"] for each in trainer.state.log_history if "eval_loss" in each]
             trainer.evaluate()
             check_prediction(trainer.predict(valid).predictions)
@@ -378,7 +394,7 @@ class Ignite:
             idist.initialize("gloo")
         train, valid = (torch.utils.data.DataLoader(each, 16) for each in torch_data())
         loss, model, log = torch.nn.CrossEntropyLoss(), torch_model(), []
-        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        optimizer = torch.optim.SGD(model.parameters(), rate(1.0))
         trainer = create_supervised_trainer(model, optimizer, loss)
         evaluator = create_supervised_evaluator(model, {"loss": Loss(loss), "accuracy": Accuracy()})
         callback = callback_of(trainer, {"model": model, "optimizer": optimizer})
@@ -386,6 +402,7 @@ class Ignite:
         trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(valid))
         evaluator.add_event_handler(Events.COMPLETED, lambda: log.append(evaluator.state.metrics["loss"]))
         trainer.run(train, rounds())
+        rates.append(optimizer.param_groups[0]["lr"])
         check_prediction(model(valid.dataset.tensors[0]).detach())
         return log
 
@@ -411,11 +428,12 @@ class FastAI:
             torch_model(),
             loss_func=torch.nn.functional.cross_entropy,
             metrics=accuracy,
-            lr=0.05,
+            lr=rate(0.05),
         )
         with learner.no_logging():
             learner.fit(rounds(), cbs=callback)
         callback.report_final_result()
+        rates.append(learner.opt.hypers[0]["lr"])
         check_prediction(learner.model(valid.dataset.tensors[0]).detach())
         # The values of skipped epochs are empty.
         return [values[1] for values in learner.recorder.values if values]
@@ -484,6 +502,7 @@ def run_as_trial(framework, folder, *, metric=None, stops=False, is_trial=True, 
     if stops:
         nni_sdk.report_intermediate_result = report_until_the_stop
     values, error = [], None
+    rates.clear()
     try:
         nni_sdk.get_next_parameter()
         values = framework().train(callback_for(framework, metric or framework.metric, **kwargs))
@@ -492,7 +511,12 @@ def run_as_trial(framework, folder, *, metric=None, stops=False, is_trial=True, 
         error = [type(raised).__name__, str(raised)]
     finally:
         nni_sdk.report_intermediate_result = report
-    return {"values": [float(value) for value in values], "error": error, **reports_in(folder)}
+    return {
+        "values": [float(value) for value in values],
+        "error": error,
+        "rates": rates[:],
+        **reports_in(folder),
+    }
 
 
 def run_stopped(framework, folder):
@@ -667,6 +691,7 @@ def main(name, launched_in=None, arguments="{}"):
     if getattr(framework, "continues", False):
         scenarios["killed"] = lambda folder: run_killed(framework, folder)
         scenarios["killed at the end"] = lambda folder: run_killed(framework, folder, at_end=True)
+        scenarios["child"] = lambda folder: run_continued(framework, folder, *CHILD)
         scenarios["promoted"] = lambda folder: run_continued(framework, folder, *BUDGETS)
     if hasattr(framework, "saves_together"):
         scenarios["two ranks killed"] = lambda folder: run_killed(framework, folder, train=run_on_two_ranks)
