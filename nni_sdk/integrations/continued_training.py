@@ -38,9 +38,8 @@ class ContinuedTraining:
             self.is_inherited = state["parameters"] != _parameters()
             if not self.is_inherited:
                 self.rounds, reporter.final = state["rounds"], state["final"]
-            self.reported_of_history = state.get(
-                "reported_of_history", state["rounds"]
-            )  # of an earlier version
+            # A checkpoint of an earlier version has no such count.
+            self.reported_of_history = state.get("reported_of_history", state["rounds"])
             self.model = os.path.join(path, "model")
 
     def continue_in_this_process(self) -> None:
