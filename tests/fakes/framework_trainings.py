@@ -2,6 +2,8 @@
 
 Runs in a Python that has the framework. A training returns the framework's own values of the metric, in order. If possible, the
 values come from a source that the callback does not use. A training fails if its model cannot predict afterwards.
+
+This file has more than 500 lines: a class for each framework, on helpers that all of them share.
 """
 
 import contextlib
