@@ -71,6 +71,7 @@ def test_each_framework_has_an_example_that_the_experiment_file_names():
         "reporter",
         "lightning_hooks",
         "pytorch_lightning",
+        "torch_optimizers",
         "torch_ranks",
         "continued_training",
     }

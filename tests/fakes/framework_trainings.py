@@ -671,6 +671,10 @@ def main(name, launched_in=None, arguments="{}"):
     framework = FRAMEWORKS[name]
     if launched_in is not None:
         write_rank(framework, launched_in, **json.loads(arguments))
+        import torch.distributed
+
+        # The threads of a process group that remains may abort Python's exit: "terminate called without an active exception".
+        torch.distributed.destroy_process_group()
         return
     own = importlib.import_module(f"nni_sdk.integrations.{framework.module}")
     scenarios = {
