@@ -6,7 +6,7 @@ import random
 import pytest
 from browser import chromium, expect, needs_chromium, visit
 from deadlines import DEADLINE_S
-from made_experiment import made_experiment, made_trial, served_view
+from made_experiment import made_experiment, made_trial, made_trial_of_two_objectives, served_view
 
 from nni_manager.web import change_feed
 
@@ -212,18 +212,7 @@ def test_the_page_explains_results_that_violate_a_constraint(browser, tmp_path):
 
 
 def test_the_importance_is_that_for_the_chosen_metric(browser, tmp_path):
-    def a_trial_of_two(number, now_s):
-        chosen = random.Random(number)
-        trial = made_trial(number, now_s)
-        trial.parameters = {"width": chosen.random(), "depth": chosen.random()}
-        trial.run.value = trial.parameters["width"]
-        latency = trial.parameters["depth"]
-        trial.run.final = json.dumps(
-            {"accuracy": trial.run.value, "latency_ms": latency, "speed": 1 - latency}
-        )
-        return trial
-
-    experiment = made_experiment(tmp_path, 60, a_trial_of_two, objectives=OBJECTIVES[:2])
+    experiment = made_experiment(tmp_path, 60, made_trial_of_two_objectives, objectives=OBJECTIVES[:2])
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/detail")
         person.see("tab-importance").click()

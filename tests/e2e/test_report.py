@@ -1,12 +1,11 @@
 """A report in a real Chromium: one file that shows an experiment without a manager, and makes no network requests."""
 
 import json
-import random
 
 import pytest
 from attempts import attempt_id
 from browser import Visit, chromium, expect, needs_chromium
-from made_experiment import made_experiment, made_trial, write
+from made_experiment import made_experiment, made_trial, made_trial_of_two_objectives, write
 
 from nni_manager.cli import main
 from nni_manager.domain.ingest import StreamWrite
@@ -140,21 +139,11 @@ def test_a_notice_in_the_report_of_a_large_experiment_gives_the_number_of_sample
 
 
 def test_a_report_has_the_importance_for_each_objective(opened, tmp_path):
-    def a_trial(number, now_s):
-        chosen = random.Random(number)
-        trial = made_trial(number, now_s)
-        trial.parameters = {"width": chosen.random(), "depth": chosen.random()}
-        trial.run.value = trial.parameters["width"]
-        trial.run.final = json.dumps(
-            {"accuracy": trial.run.value, "latency_ms": trial.parameters["depth"], "speed": 1}
-        )
-        return trial
-
     objectives = [
         {"metric": "accuracy", "mode": "maximize"},
         {"metric": "latency_ms", "mode": "minimize"},
     ]
-    experiment = made_experiment(tmp_path / "made", 60, a_trial, objectives=objectives)
+    experiment = made_experiment(tmp_path / "made", 60, made_trial_of_two_objectives, objectives=objectives)
     person = opened(report.report_of(experiment.folder))
     person.see("nav-trials").click()
     person.see("tab-importance").click()

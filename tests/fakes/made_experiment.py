@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import random
 import socket
 import threading
 import time
@@ -66,6 +67,17 @@ def made_trial(number: int, now_s: float, result: float | None = None) -> Trial:
             reporter="main-0",
         ),
     )
+
+
+def made_trial_of_two_objectives(number: int, now_s: float) -> Trial:
+    """A trial with random parameters: `width` is its accuracy, `depth` its latency, and 1 - `depth` its speed."""
+    chosen = random.Random(number)
+    trial = made_trial(number, now_s)
+    width, depth = chosen.random(), chosen.random()
+    trial.parameters = {"width": width, "depth": depth}
+    trial.run.value = width
+    trial.run.final = json.dumps({"accuracy": width, "latency_ms": depth, "speed": 1 - depth})
+    return trial
 
 
 def made_experiment(

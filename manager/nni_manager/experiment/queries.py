@@ -205,9 +205,9 @@ class StartedExperiment:
 
         modes = {each["metric"]: each["mode"] for each in self.objectives}
         first = next(iter(modes))
+        metric = metric or first
         results = [(each["parameter"], each["value"]) for each in self._get("/export-data")]
-        maximize = modes.get(metric or first, modes[first]) == "maximize"
-        found = importance_of(results, metric or first, maximize=maximize)
+        found = importance_of(results, metric, maximize=modes.get(metric, modes[first]) == "maximize")
         if not found.shares:
             known = {name for _, text in results for name in numbers_in(text, 100, (), without_default=False)}
             remedy = (

@@ -54,6 +54,8 @@ _THREADS = 4
 _SUPERVISOR_DELAY_S = 20.0
 _NEXT_TRY_S = 1.0
 SSHD = "/usr/sbin/sshd"
+# Each task that runs sshd or requests shared memory has a mount of its own there.
+_OWN_FOLDER = "/dev/shm"
 
 
 class StatePaths:
@@ -188,7 +190,7 @@ class ContainerRuntime:
             if role.runs_sshd:
                 # Open MPI's daemons on one machine fail if they create the same folder in /tmp at the same time. A container has
                 # a /tmp of its own; here this is the task's own folder.
-                variables["OMPI_MCA_orte_tmpdir_base"] = "/dev/shm"
+                variables["OMPI_MCA_orte_tmpdir_base"] = _OWN_FOLDER
         else:
             gpus = effect.task.allocation.gpus if effect.task.allocation is not None else ()
             commands = sandbox.sandbox_commands(
@@ -348,7 +350,7 @@ def _own_mounts(role: RolePlan, folder: Path) -> list[dict[str, Any]]:
     mounts = []
     if role.shm_mb or role.runs_sshd:
         size = {"size_mb": role.shm_mb or DEFAULT_SHM_MB}
-        mounts.append(_mount_of(path="tmpfs", mount_path="/dev/shm", is_required=role.runs_sshd, **size))
+        mounts.append(_mount_of(path="tmpfs", mount_path=_OWN_FOLDER, is_required=role.runs_sshd, **size))
     if role.runs_sshd:
         own, home = folder / "home-ssh", _home()
         assert home is not None  # `no_ssh_here` refuses such jobs

@@ -73,7 +73,7 @@ class AuthMiddleware:
         self._own_names = {*OWN_NAMES, host.lower(), f"[{host.lower()}]", *own_hosts}
         if not is_loopback(host):
             self._own_names.add(socket.gethostname().lower())
-            # The full name needs DNS, which may not answer for long.
+            # The full name needs DNS, which may take long to answer.
             learning = threading.Thread(target=self._learn_full_name, name="full-host-name", daemon=True)
             learning.start()
             learning.join(_FULL_NAME_TIMEOUT_S)
