@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import defaultdict
 from pathlib import Path
 from queue import Queue
 
@@ -36,7 +35,7 @@ class Server:
         )
         assert self.process.stdout.read(len(frames.START)) == frames.START
         self.hello = frames.read_frame(self.process.stdout).header
-        self._answers = defaultdict(Queue)
+        self._answers = {}
         self.ends = Queue()
         self._count = 0
         threading.Thread(target=self._read, daemon=True).start()
@@ -52,9 +51,11 @@ class Server:
     def ask(self, request, body=b"", **arguments):
         self._count += 1
         number = self._count
+        # Before the request: if the reading thread created it at the same time, each thread could have its own.
+        answer = self._answers[number] = Queue()
         self.process.stdin.write(frames.encode({"number": number, "request": request, **arguments}, body))
         self.process.stdin.flush()
-        return self._answers[number].get(timeout=DEADLINE_S)
+        return answer.get(timeout=DEADLINE_S)
 
     def put(self, path, content, digest="", part="new-0"):
         where = {"path": path, "offset": 0, "part": part, "is_last": True, "digest": digest}
