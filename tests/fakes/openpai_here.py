@@ -51,13 +51,14 @@ def _users():
 
 class OpenPaiHere:
     """Serves a cluster until it is closed. `ada` is an administrator, `bob` is not. Tests may change
-    `now_s`.
+    `now_s` and `disk_error`, with which every change of the accounts fails.
     """
 
     def __init__(self, cluster):
         self.cluster = cluster
         self.accounts = Accounts()
         self.stored = []
+        self.disk_error = None
         for user in _users():
             self.accounts.add_user(user)
         self.now_s = 1_600_000_000.0
@@ -67,7 +68,7 @@ class OpenPaiHere:
         api = OpenPaiApi(
             cluster,
             self.accounts,
-            lambda accounts: self.stored.append(accounts.to_json()),
+            self._store,
             self.address,
             lambda: self.now_s,
         )
@@ -77,6 +78,11 @@ class OpenPaiHere:
         self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
         self._thread.start()
         assert self._started.wait(DEADLINE_S)
+
+    def _store(self, accounts):
+        if self.disk_error is not None:
+            raise self.disk_error
+        self.stored.append(accounts.to_json())
 
     def _run(self, listener):
         async def serve():

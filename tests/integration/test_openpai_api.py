@@ -2,9 +2,11 @@
 
 import base64
 import contextlib
+import errno
 import http.client
 import json
 import logging
+import os
 import socket
 import time
 from urllib.parse import quote
@@ -197,6 +199,27 @@ def test_a_password_change_requires_the_old_password_except_for_administrators(h
     assert can_log_in("bob's password")
     assert not here.accounts.user("bob").is_admin
     assert here.stored[-1] == here.accounts.to_json()
+
+
+def test_a_change_of_the_accounts_that_cannot_be_stored_is_refused_and_undone(here):
+    ada = here.client("ada", application=False)
+    before = here.accounts.to_json()
+    here.disk_error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    login = {"username": "bob", "password": PASSWORDS["bob"]}
+    for answer in (
+        here.client(None).post("/api/v2/authn/basic/login", json=login),
+        ada.post("/api/v2/users", json={"username": "eve", "password": "eve's password"}),
+        ada.put("/api/v2/users/bob/password", json={"newPassword": "another password"}),
+        ada.put("/api/v2/users", json={"data": {"username": "bob", "admin": True}}),
+        ada.delete("/api/v2/users/bob"),
+        ada.delete("/api/v2/authn/basic/logout"),
+    ):
+        message = refused(answer, 503, "BusyError")
+        assert "cannot store the accounts: [Errno 28] No space left on device; free disk space" in message
+        assert answer.headers["Retry-After"] == "1"
+    assert here.accounts.to_json() == before
+    here.disk_error = None
+    assert ada.delete("/api/v2/users/bob").status_code == 200
 
 
 def test_only_administrators_with_a_login_token_can_manage_users(here):

@@ -9,12 +9,13 @@ Source: microsoft/pai v1.8.1, REST server, models/v2/token and user; RFC 7519.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -92,7 +93,7 @@ class Caller:
 
 
 class Accounts:
-    """All users and tokens. Store every change (`to_json`) before reporting it to a client."""
+    """All users and tokens. Store every change (`to_json`) before reporting it to a client; see `change`."""
 
     def __init__(self, users: Iterable[User] = (), tokens: Iterable[Token] = ()) -> None:
         self._users = {user.name: user for user in users}
@@ -119,6 +120,16 @@ class Accounts:
         return json.dumps(
             {"users": [asdict(each) for each in users], "tokens": [asdict(each) for each in tokens]}
         )
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[Accounts]:
+        """A change of the accounts, which an exception within the block undoes."""
+        users, tokens = self._users.copy(), self._tokens.copy()
+        try:
+            yield self
+        except BaseException:
+            self._users, self._tokens = users, tokens
+            raise
 
     # ---- users
 

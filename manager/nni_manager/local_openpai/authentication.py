@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from starlette.routing import Route
 from nni_manager.local_openpai import response_bodies
 from nni_manager.local_openpai.accounts import Accounts, Caller, User, new_user, payload_of
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.errors import ApiError, bad_token, invalid_parameters
+from nni_manager.local_openpai.errors import ApiError, StateBusy, bad_token, invalid_parameters
 from nni_manager.local_openpai.login_throttle import LoginThrottle, source_of
 from nni_manager.local_openpai.request_bodies import fields_of, text_in
 from nni_manager.support.http_server import mark_authenticated
@@ -47,7 +48,7 @@ class Authenticator:
         self._accounts = accounts
         self._store = store
         self._clock = clock
-        self._throttle = LoginThrottle()
+        self._throttle = LoginThrottle(accounts.login)
 
     def routes(self) -> list[Route]:
         """The routes below /v2."""
@@ -116,11 +117,10 @@ class Authenticator:
         fields = await fields_of(request)
         name, password = text_in(fields, "username"), text_in(fields, "password")
         lifetime_s = _expiration(fields.get("expiration", MAX_EXPIRATION_S))
-        user = self._accounts.login(name)
-        await self._throttle.check(user, password, source_of(request))
-        self._accounts.user(name)  # raises if the user was removed meanwhile
-        token = self._accounts.issue(name, self._clock(), lifetime_s)
-        self._store(self._accounts)
+        await self._throttle.check(name, password, source_of(request))
+        user = self._accounts.user(name)  # raises if the user was removed meanwhile
+        with self._stored_change() as accounts:
+            token = accounts.issue(name, self._clock(), lifetime_s)
         log.info("%s logged in", name)
         return JSONResponse({"user": name, "token": token, "admin": user.is_admin})
 
@@ -136,8 +136,8 @@ class Authenticator:
 
     async def new_application_token(self, _: Request, caller: Caller) -> Response:
         """Issue an application token, which does not expire."""
-        token = self._accounts.issue(caller.name, self._clock(), None)
-        self._store(self._accounts)
+        with self._stored_change() as accounts:
+            token = accounts.issue(caller.name, self._clock(), None)
         log.info("%s created an application token", caller.name)
         return JSONResponse({"token": token, "application": True})
 
@@ -151,8 +151,23 @@ class Authenticator:
         return JSONResponse({"message": "revoke successfully"})
 
     def _revoke(self, token_text: str, caller: Caller) -> None:
-        self._accounts.revoke(token_text, caller)
-        self._store(self._accounts)
+        with self._stored_change() as accounts:
+            accounts.revoke(token_text, caller)
+
+    @contextlib.contextmanager
+    def _stored_change(self) -> Iterator[Accounts]:
+        """A change of the accounts, stored at the end of the block.
+
+        Raises:
+            StateBusy: it could not be stored, and is undone.
+        """
+        with self._accounts.change() as accounts:
+            yield accounts
+            try:
+                self._store(accounts)
+            except OSError as error:
+                message = f"cannot store the accounts: {error}; free disk space, or try again later"
+                raise StateBusy(message) from error
 
     # ---- users
 
@@ -171,8 +186,8 @@ class Authenticator:
         fields = await fields_of(request)
         name, password = text_in(fields, "username"), text_in(fields, "password")
         user = await asyncio.to_thread(new_user, name, password, is_admin=fields.get("admin") is True)
-        self._accounts.add_user(user)
-        self._store(self._accounts)
+        with self._stored_change() as accounts:
+            accounts.add_user(user)
         log.info("%s added user %s", caller.name, name)
         return JSONResponse({"message": "User is created successfully"}, status_code=201)
 
@@ -185,7 +200,7 @@ class Authenticator:
                 raise ApiError(
                     "ForbiddenUserError", f"User {caller.name} is not allowed to do this operation."
                 )
-            await self._throttle.check(user, text_in(fields, "oldPassword"), source_of(request))
+            await self._throttle.check(user.name, text_in(fields, "oldPassword"), source_of(request))
         await self._set_password(caller, user, text_in(fields, "newPassword"))
         return JSONResponse({"message": "update user password successfully."})
 
@@ -193,8 +208,8 @@ class Authenticator:
         changed = await asyncio.to_thread(new_user, user.name, password, is_admin=False)
         # The rights may have changed while the login throttle or the thread was awaited.
         is_admin = self._accounts.user(user.name).is_admin
-        self._accounts.replace_user(replace(changed, is_admin=is_admin))
-        self._store(self._accounts)
+        with self._stored_change() as accounts:
+            accounts.replace_user(replace(changed, is_admin=is_admin))
         log.info("%s set the password of user %s", caller.name, user.name)
 
     async def update_user(self, request: Request, caller: Caller) -> Response:
@@ -203,8 +218,8 @@ class Authenticator:
         data = _data_of(await fields_of(request), {"username", "password", "admin"})
         user = self._accounts.user(text_in(data, "username"))
         if isinstance(is_admin := data.get("admin"), bool):
-            user = self._accounts.set_admin(user.name, is_admin)
-            self._store(self._accounts)
+            with self._stored_change() as accounts:
+                user = accounts.set_admin(user.name, is_admin)
             log.info(
                 "%s made user %s %s",
                 caller.name,
@@ -223,7 +238,7 @@ class Authenticator:
         if text_in(data, "username") != caller.name:
             raise ApiError("ForbiddenUserError", f"User {caller.name} is not allowed to do this operation.")
         if "newPassword" in data:
-            await self._throttle.check(caller.user, text_in(data, "oldPassword"), source_of(request))
+            await self._throttle.check(caller.name, text_in(data, "oldPassword"), source_of(request))
             await self._set_password(caller, caller.user, text_in(data, "newPassword"))
         return _updated(caller.user)
 
@@ -233,8 +248,8 @@ class Authenticator:
         name = request.path_params["user"]
         if name not in (user.name for user in self._accounts.users()):
             raise ApiError("NoUserError", f"User {name} is not found.", status=404)
-        self._accounts.remove_user(name)
-        self._store(self._accounts)
+        with self._stored_change() as accounts:
+            accounts.remove_user(name)
         log.info("%s removed user %s", caller.name, name)
         return JSONResponse({"message": "user is removed successfully"})
 

@@ -7,6 +7,7 @@ Sources do not delay each other. Delays do not depend on the user name, so they 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from starlette.requests import Request
@@ -33,14 +34,18 @@ class _Source:
 
 
 class LoginThrottle:
-    """Checks passwords one at a time. Each source has one active check; its other checks wait, at most `MAX_WAITING`."""
+    """Checks passwords one at a time. Each source has one active check; its other checks wait, at most `MAX_WAITING`.
 
-    def __init__(self) -> None:
+    `user_of` returns the user of a name. It is called after the wait, during which the password may have been changed.
+    """
+
+    def __init__(self, user_of: Callable[[str], User]) -> None:
+        self._user_of = user_of
         self._sources: dict[str, _Source] = {}
         # One thread limits the cost to one core and 16 MiB.
         self._hashing = ThreadPoolExecutor(1, "passwords")
 
-    async def check(self, user: User, password: str, source: str) -> None:
+    async def check(self, name: str, password: str, source: str) -> None:
         """Check the user's password.
 
         Raises:
@@ -66,7 +71,7 @@ class LoginThrottle:
             async with attempts.turn:
                 await asyncio.sleep(attempts.blocked_until_s - loop.time())
                 try:
-                    await loop.run_in_executor(self._hashing, check_password, user, password)
+                    await loop.run_in_executor(self._hashing, check_password, self._user_of(name), password)
                 except ApiError:
                     attempts.blocked_until_s = loop.time() + FAILURE_COOLDOWN_S
                     raise
