@@ -132,6 +132,27 @@ def test_the_hub_forwards_requests_to_the_manager_of_a_running_experiment(hub, r
             pass
 
 
+def test_the_hub_limits_the_event_streams_of_all_managers_and_answers_other_requests(
+    hub, running, monkeypatch
+):
+    monkeypatch.setattr(forward, "MAX_FOLLOWERS", 2)
+    with contextlib.ExitStack() as stack:
+        following = []  # a stream is closed when its iterator is dropped
+        for _ in range(2):
+            response = stack.enter_context(hub.ask("GET", of(running, "/events"), stream=True))
+            following.append(events_of(response))
+            assert next(following[-1])["reset"]
+        refused = hub.ask("GET", of(running, "/events"))
+        assert (refused.status_code, refused.json()["error"].endswith("; poll /changes")) == (503, True)
+        assert hub.ask("GET", of(running, "/changes")).status_code == 200
+
+    def is_admitted():
+        with hub.ask("GET", of(running, "/events"), stream=True) as response:
+            return response.status_code == 200
+
+    wait_until(is_admitted, "the hub has detected that the streams are closed")
+
+
 def test_the_hub_serves_the_store_of_a_killed_manager_and_forwards_again_after_a_resume(hub, running):
     assert not hub.ask("GET", of(running, "/summary")).json()["readOnly"]
     with hub.ask("GET", of(running, "/events"), stream=True) as response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
@@ -12,11 +12,12 @@ import urllib3
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from nni_manager.client.manager_client import api_url, session_with
 from nni_manager.store.folders import ManagerProcess
 from nni_manager.support.http_server import ResponseTruncated, mark_streaming
-from nni_manager.web.change_feed import MAX_FOLLOWERS
+from nni_manager.web.change_feed import MAX_FOLLOWERS, too_many_followers
 
 # An event stream has a comment every 15 s.
 TIMEOUT_S = 40.0
@@ -35,14 +36,15 @@ class Forwarding:
     """Requests in threads: `requests` checks that the listener belongs to this user, and pins the certificate."""
 
     def __init__(self) -> None:
-        # An open event stream takes a thread.
+        # An open event stream takes a thread. The others are for short requests.
         self._threads = ThreadPoolExecutor(MAX_FOLLOWERS + 20, "forward")
+        self._followers = 0
 
     async def pass_on(self, request: Request, path: str, manager: ManagerProcess) -> Response:
         """The manager's response.
 
         Raises:
-            HTTPException: the manager does not answer.
+            HTTPException: the manager does not answer, or too many event streams are open.
         """
         loop, body = asyncio.get_running_loop(), await request.body()
 
@@ -73,24 +75,48 @@ class Forwarding:
                 "`nnictl log stderr`",
             ) from error
         headers = {name: value for name, value in answer.headers.items() if name.lower() in _FROM_MANAGER}
-        if answer.headers.get("content-type", "").startswith("text/event-stream"):
+        is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
+        if is_stream:
+            if self._followers >= MAX_FOLLOWERS:
+                loop.run_in_executor(self._threads, _close, session, answer)
+                raise too_many_followers()
             mark_streaming(request.scope)
-        return StreamingResponse(self._pieces(session, answer), answer.status_code, headers)
+            self._followers += 1
 
-    async def _pieces(self, session: requests.Session, answer: requests.Response) -> AsyncIterator[bytes]:
+        def end() -> None:
+            self._followers -= is_stream
+            # A thread may still read: the manager's next comment, or its end, ends that.
+            loop.run_in_executor(self._threads, _close, session, answer)
+
+        return _Forwarded(end, self._pieces(answer), answer.status_code, headers)
+
+    async def _pieces(self, answer: requests.Response) -> AsyncIterator[bytes]:
         loop, pieces = asyncio.get_running_loop(), answer.raw.stream(_PIECE_BYTES, decode_content=False)
         try:
             while piece := await loop.run_in_executor(self._threads, next, pieces, b""):
                 yield piece
         except urllib3.exceptions.HTTPError as error:
             raise ResponseTruncated(f"the manager has ended: {error}") from error
-        finally:
-            # A thread may still read: the manager's next comment, or its end, ends that.
-            loop.run_in_executor(self._threads, _close, session, answer)
 
     def close(self) -> None:
         """Start no further request."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Forwarded(StreamingResponse):
+    """A manager's response. `end` is called after it, also if the browser has gone before its start."""
+
+    def __init__(
+        self, end: Callable[[], None], pieces: AsyncIterator[bytes], status: int, headers: dict[str, str]
+    ) -> None:
+        super().__init__(pieces, status, headers)
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
 
 
 def _close(session: requests.Session, answer: requests.Response) -> None:

@@ -22,7 +22,7 @@ from nni_manager.support.http_server import LingeringCloseMiddleware, ResponseTr
 from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.web.auth_middleware import MAX_BODY_BYTES, AuthMiddleware
 from nni_manager.web.backend_reads import BackendReads, ExperimentBackend
-from nni_manager.web.change_feed import MAX_FOLLOWERS, ChangeFeed, Cursor
+from nni_manager.web.change_feed import MAX_FOLLOWERS, ChangeFeed, Cursor, too_many_followers
 from nni_manager.web.compression import streamed
 from nni_manager.web.experiment_routes import ExperimentRoutes
 from nni_manager.web.files import PLACES, Files
@@ -166,10 +166,7 @@ class ManagerApi:
         """The changes since a version as a stream of server-sent events, at most two per second."""
         since, may_window = _since(request), is_true(request, "windows")
         if self._live.followers >= MAX_FOLLOWERS:
-            raise HTTPException(
-                503,
-                f"cannot open an event stream: the limit of {MAX_FOLLOWERS} followers is reached; poll /changes",
-            )
+            raise too_many_followers()
         mark_streaming(request.scope)
         # Counted here and not at the start of the stream: other requests are admitted in between. The response decrements the
         # count; nothing is awaited before it is called.

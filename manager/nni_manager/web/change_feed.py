@@ -14,6 +14,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from itertools import islice
 
+from starlette.exceptions import HTTPException
+
 from nni_manager.engine import serializers
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.trial_rows import row_view
@@ -33,6 +35,13 @@ MAX_FOLLOWERS = 50
 # Encoding a row takes 15 µs; the event loop yields to other tasks after this many rows.
 _ROWS_AT_ONCE = 500
 _CURSOR = re.compile(r"([^.]*)\.([0-9]{1,15})\.([0-9]{1,15})")
+
+
+def too_many_followers() -> HTTPException:
+    """Error: no further event stream can be opened."""
+    return HTTPException(
+        503, f"cannot open an event stream: the limit of {MAX_FOLLOWERS} followers is reached; poll /changes"
+    )
 
 
 @dataclass(frozen=True, slots=True)
