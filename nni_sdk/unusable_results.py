@@ -1,7 +1,8 @@
 """The warnings about results that tuner and assessor cannot use. Imported when a result may be one."""
 
-import json
 import math
+
+from nni_sdk.nesting import NestedTooDeeply, parsed_json
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ def warning(value: str, names: "Sequence[str]", is_final: bool) -> str:
     `value`: its JSON text. `names`: the metrics that a final result must have; empty: a number is enough.
     """
     shown = value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "..."
-    reported = json.loads(value)
+    try:
+        reported = parsed_json(value)
+    except NestedTooDeeply as error:
+        return (
+            f"cannot use the result {shown}: it is {error}, so the tuner ignores it; report a flatter value"
+        )
     numbers = reported if isinstance(reported, dict) else {"default": reported}
     missing = [name for name in names or ["default"] if not _is_number(numbers.get(name))]
     if names and not is_final:

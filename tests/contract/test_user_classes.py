@@ -219,6 +219,7 @@ class Mine(Tuner):
         (failing("print('last words', file=sys.stderr); os._exit(4)"), "(?s)ended with exit code 4.*last words"),
         (failing("os.kill(os.getpid(), signal.SIGSEGV)"), "was killed by signal 11"),
         (failing("return [1]"), r"\[1\] is not a dict; return a dict of names and values"),
+        (failing("import json; return {'x': json.loads('[' * 100 + ']' * 100)}"), "is nested more than 100 levels deep; return"),
         (failing("return {'x': object()}"), "cannot encode <object.*as JSON.*convert it"),
         (failing("return {'x': 'a' * 2**25}"), "its answer has more than 16777216 bytes"),
         (

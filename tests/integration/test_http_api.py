@@ -129,6 +129,27 @@ def test_invalid_requests_return_an_error_status_and_a_message(done):
     assert done.get("/check-status")["status"] == "DONE"
 
 
+@pytest.mark.parametrize("levels", [150, 330, 900])
+def test_requests_with_values_that_are_nested_too_deeply_are_refused(done, levels):
+    deep = json.loads("[" * levels + "]" * levels)
+    space = {"net": {"_type": "choice", "_value": [deep]}}
+    for method, path, body in [
+        ("PUT", "/experiment?update_type=SEARCH_SPACE", {"params": {"searchSpace": space}}),
+        ("PUT", "/experiment?update_type=SEARCH_SPACE", {"params": {"searchSpace": json.dumps(space)}}),
+        ("POST", "/trial-jobs", {"number": 1, "name": deep}),
+        ("POST", "/experiment/import-data", [{"parameter": {"number": deep}, "value": 1}]),
+    ]:
+        response = done.ask(method, path, json=body)
+        assert response.status_code == 400, (path, response.text)
+        assert "levels deep" in response.text
+
+
+def test_an_added_trial_within_the_limit_of_a_request_is_refused_by_its_parameter(done):
+    response = done.ask("POST", "/trial-jobs", json={"number": 1, "name": json.loads("[" * 100 + "]" * 100)})
+    assert response.status_code == 400
+    assert "its parameter 'name' is nested more than 100 levels deep; make it flatter" in response.text
+
+
 def test_a_request_with_a_foreign_host_header_is_refused(done):
     response = done.ask("GET", "/experiment", headers={"Host": "evil.example"})
     assert response.status_code == 400

@@ -397,12 +397,25 @@ DEEP = "[" * 5000 + "]" * 5000
         ("UPDATE trial SET metadata = ?", f'{{"/lr": {DEEP}}}'),
         ("UPDATE experiment SET config = ?", DEEP),
         ("INSERT INTO imported VALUES (0, '{}', ?)", DEEP),
-        ("INSERT INTO metric VALUES ('aB3dE', 0, 'main-0', 0, 0, '0', 0, ?, 1.0)", DEEP),
     ],
 )
 def test_deeply_nested_json_is_rejected_without_a_traceback(saved, refused, statement, value):
     refusal = refused(repacked(saved("-s"), lambda connection: connection.execute(statement, (value,))))
-    assert "levels deep; the limit is 100" in refusal
+    assert "levels deep; the limit is 110" in refusal
+
+
+@pytest.mark.parametrize("levels", [200, 990, 5000])
+def test_a_reported_result_may_be_nested_deeply_and_stays_text(saved, capsys, levels):
+    deep = "[" * levels + "]" * levels
+
+    def report(connection):
+        connection.execute("UPDATE trial SET final = ?", (deep,))
+        connection.execute("INSERT INTO metric VALUES ('aB3dE', 0, 'main-0', 0, 0, '0', 0, ?, 1.0)", (deep,))
+
+    assert main.run(["experiment", "load", "-p", str(repacked(saved("-s"), report))]) == 0
+    for command in (["trial", "ls"], ["trial", "ls", "--json"], ["experiment", "export", "--intermediate"]):
+        assert main.run(command) == 0, capsys.readouterr()
+    assert deep in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("deep", [DEEP, "[" * 200_000 + "]" * 200_000])

@@ -17,6 +17,7 @@ from nni_manager.config.prior_results import PriorResult, read_results, results_
 from nni_manager.config.search_space import parse_search_space
 from nni_manager.domain.objectives import MAXIMIZE, Objective, Objectives
 from nni_manager.domain.provenance import PROVENANCE
+from nni_sdk.nesting import MAX_LEVELS
 
 SPACE = parse_search_space(
     {"lr": {"_type": "uniform", "_value": [0, 1]}, "net": {"_type": "choice", "_value": ["a", "b"]}}
@@ -49,6 +50,36 @@ def test_a_limit_change_leaves_all_other_settings_unchanged(
     after = changed(config, update_type, {"searchSpace": "ignored", **params})
     assert after == config.replace(**{field: value})
     assert ExperimentSpec.from_json(after.to_json()) == after
+
+
+DEEP_OPTION: Any = 1
+for _ in range(MAX_LEVELS):
+    DEEP_OPTION = [DEEP_OPTION]
+DEEP_SPACE = {
+    "lr": {"_type": "uniform", "_value": [0, 1]},
+    "net": {"_type": "choice", "_value": [DEEP_OPTION]},
+}
+
+
+def test_a_search_space_that_is_nested_too_deeply_is_refused_by_its_parameter(config: ExperimentSpec) -> None:
+    with pytest.raises(ConfigInvalid, match="cannot use net: it is nested more than 100 levels deep"):
+        changed(config, "SEARCH_SPACE", {"searchSpace": DEEP_SPACE})
+    with pytest.raises(ChangeInvalid, match="is nested more than 100 levels deep; send"):
+        changed(config, "SEARCH_SPACE", {"searchSpace": json.dumps(DEEP_SPACE)})
+
+
+@pytest.mark.parametrize(
+    ("entry", "key"),
+    [
+        ({"parameter": {"lr": DEEP_OPTION, "net": "a"}, "value": 1}, "parameter"),
+        ({"parameter": PARAMETERS, "value": {"default": 1, "curve": DEEP_OPTION}}, "value"),
+    ],
+)
+def test_imported_data_that_is_nested_too_deeply_is_refused_by_its_key(entry: Any, key: str) -> None:
+    with pytest.raises(
+        ConfigInvalid, match=rf"cannot use \[0\].{key}: it is nested more than 100 levels deep"
+    ):
+        results_of([entry], SPACE, "Random")
 
 
 @pytest.mark.parametrize("update_type", sorted(LIMITS))

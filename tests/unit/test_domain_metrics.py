@@ -52,6 +52,8 @@ JSON = st.recursive(
         ("9" * 400, None),
         ("9" * 100_000, None),
         ("[" * 100_000, None),
+        ('{"default": 0.5, "other": ' + "[" * 99 + "]" * 99 + "}", 0.5),
+        ('{"default": 0.5, "other": ' + "[" * 100 + "]" * 100 + "}", None),
         ('{"default": ' * 20_000, None),
     ],
 )
@@ -97,6 +99,7 @@ def test_a_long_result_dict_is_shortened_to_its_numbers() -> None:
         ('{"default": [1]}', 'a dict whose "default" is [1], a list'),
         ('{"default": {}}', 'a dict whose "default" is {}, a dict'),
         ("0.9 0.8", "0.9 0.8, which is not JSON"),
+        ("[" * 101 + "]" * 101, "[" * 60 + "…, which is nested more than 100 levels deep"),
         ('"' + "x" * 58 + '"', '"' + "x" * 58 + '", a str'),
         ("[" + "1, " * 99 + "1]", "[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,…, a list"),
     ],

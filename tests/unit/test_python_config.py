@@ -250,6 +250,12 @@ def test_a_value_that_contains_itself_is_refused():
     assert "contains itself" in diagnostics_of(local(search_space=space))["config"]
 
 
+def test_a_field_that_is_nested_too_deeply_is_refused():
+    space = {"lr": {"_type": "choice", "_value": json.loads("[" * 100 + "]" * 100)}}
+    said = diagnostics_of(local(search_space=space))["config.search_space"]
+    assert said == "cannot use config.search_space: it is nested more than 100 levels deep; make it flatter"
+
+
 def test_tuples_and_ranges_and_paths_and_numpy_numbers_are_accepted():
     space = {
         "lr": {"_type": "choice", "_value": (numpy.float64(0.5), Path("a"))},

@@ -577,6 +577,10 @@ def test_an_unknown_name_in_the_sdk_raises_an_attribute_error():
         ("True", "cannot use the result true: it is no number"),
         ("None", "under 'default'; a function without `return` returns None"),
         ("list(range(100))", "...: it is no number"),
+        (
+            "{'default': 1, 'other': eval('[' * 50 + '0' + ']' * 50), 'more': [eval('[' * 99 + '0' + ']' * 99)]}",
+            "it is nested more than 100 levels deep, so the tuner ignores it; report a flatter value",
+        ),
     ],
 )
 def test_results_without_a_usable_number_cause_a_single_warning(environ, metric, said):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
+
+from nni_sdk.nesting import parsed_json
 
 _COLUMNS = ("trialJobId", "value", "intermediate")
 PARAMETER_PREFIX = "parameter/"
@@ -86,10 +87,10 @@ def flat_columns(
 
 
 def parsed(text: Any) -> Any:
-    """The value of JSON text. Other text stays text: a program other than an SDK wrote it."""
+    """The value of JSON text. Other text, and what is nested too deeply, stays text: a program other than an SDK wrote it."""
     try:
-        return json.loads(text)
-    except (ValueError, TypeError, RecursionError):
+        return parsed_json(text)
+    except (ValueError, TypeError):
         return text
 
 

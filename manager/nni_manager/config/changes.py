@@ -5,7 +5,6 @@ Source: NNI v2.0 and v3.0, PUT /experiment and `nnictl update`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from nni_manager.config.search_space import parse_search_space
 from nni_manager.config.shared_keys import SharedKeys
 from nni_manager.config.units import duration_s
 from nni_manager.errors import UserError
+from nni_sdk.nesting import NestedTooDeeply, parsed_json
 
 _MOST = 99_999
 _A_DURATION = "a number of seconds, or a whole number and one of s, m, h, d such as 90m"
@@ -109,10 +109,11 @@ def _values_of(params: Mapping[str, Any], names: tuple[str, ...]) -> list[Any]:
 def _with_space(config: ExperimentSpec, raw: Any) -> ExperimentSpec:
     if isinstance(raw, str):
         try:
-            raw = json.loads(raw)
-        except (ValueError, RecursionError):
+            raw = parsed_json(raw)
+        except ValueError as error:
+            why = error if isinstance(error, NestedTooDeeply) else "not JSON"
             raise ChangeInvalid(
-                f"cannot use searchSpace: {shown(raw)} is not JSON; send the content of a search space file"
+                f"cannot use searchSpace: {shown(raw)} is {why}; send the content of a search space file"
             ) from None
     space = parse_search_space(raw, for_own_class=config.tuner.own is not None)
     if raw == config.search_space_raw:

@@ -30,12 +30,11 @@ from nni_manager.support.yaml_reader import (
     explained,
     line_and_column,
 )
+from nni_sdk.nesting import TOO_DEEP, is_too_deep
 from trial_keeper.frozen_dataclass import dataclass
 
 # Experiment files have some kB. PyYAML parses only 100 kB a second.
 MAX_BYTES = 512 * 1024
-# A search space has about ten levels. Walkers recurse once per level, and PyYAML's cost per bracket grows with the depth.
-MAX_LEVELS = 100
 # The largest double has 1,024 bits; Python refuses to print much longer integers.
 _MAX_BITS = 1024
 # Diagnostics of larger JSON files have no lines: finding them takes longer than reading the file.
@@ -48,8 +47,6 @@ _WHY_UNREADABLE = {
 
 class _Loader(PositionedLoader):
     """Loads YAML's safe types, and numbers such as 1e-4, which YAML 1.1 reads as text. Integers are bounded."""
-
-    max_levels = MAX_LEVELS
 
     def scalar(self, node: yaml.ScalarNode) -> Any:
         """The value of a scalar. PyYAML raises other errors for one such as 2024-02-30, or `!!int x`."""
@@ -79,8 +76,6 @@ _Loader.add_constructor(f"{TAGS}int", _Loader.construct_number)
 
 class _JsonLoader(PositionedLoader):
     """Records positions only."""
-
-    max_levels = MAX_LEVELS
 
     def scalar(self, node: yaml.ScalarNode) -> Any:
         """The text of a scalar."""
@@ -186,14 +181,14 @@ def read_json(path: Path, most_bytes: int = MAX_BYTES) -> Document:
     except ValueError as error:
         raise _refused(path, f"cannot read {path.name}: {error}; write a finite number") from error
     except RecursionError as error:
-        raise _refused(path, f"cannot read {path.name}: it is nested too deeply; make it flatter") from error
+        raise _refused(path, f"cannot read {path.name}: it is {TOO_DEEP}; make it flatter") from error
     try:
         # An escape can be half of a surrogate pair.
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise _refused(path, f"cannot read {path.name}: {LONE_SURROGATE}") from error
-    if _is_too_deep(value):
-        raise _refused(path, f"cannot read {path.name}: it is nested too deeply; make it flatter")
+    if is_too_deep(value):
+        raise _refused(path, f"cannot read {path.name}: it is {TOO_DEEP}; make it flatter")
     if len(text) > _MAX_BYTES_WITH_LINES:
         return Document(str(path), value, None)
     try:
@@ -215,18 +210,6 @@ _SECTION_OF = {
     "platform": "trainingService",
     **{row.key_of_section: row.section for row in PLATFORMS.values() if row.key_of_section},
 }
-
-
-def _is_too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_LEVELS + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-    return bool(level)
 
 
 def _text(path: Path, most_bytes: int = MAX_BYTES) -> str:

@@ -15,6 +15,7 @@ from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagn
 from nni_manager.config.search_space import Path, SearchSpace
 from nni_manager.domain.objectives import MAXIMIZE, Objectives
 from nni_manager.domain.provenance import PROVENANCE
+from nni_sdk.nesting import TOO_DEEP, is_too_deep
 from trial_keeper.frozen_dataclass import dataclass
 
 _EXAMPLE = '[{"parameter": {"lr": 0.1}, "value": 0.93}]'
@@ -108,6 +109,11 @@ def _read(
     for name in ("parameter", "value"):
         if name not in entry:
             problems.append(((index,), f"cannot import [{index}]: {name} is missing; write {_EXAMPLE}"))
+    too_deep = [name for name in ("parameter", "value") if is_too_deep(entry.get(name))]
+    for name in too_deep:
+        refuse(name, f"it is {TOO_DEEP}; remove this result, or make it flatter")
+    if too_deep:
+        return None, problems
     metric, parameters = _metric_of(entry), entry.get("parameter")
     number = objectives.value_of(metric)
     if isinstance(parameters, Mapping):

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 
+from nni_sdk.nesting import NestedTooDeeply, parsed_json
+
 # Every trial keeps its newest intermediate result in memory for lists; a longer one is reduced to its number.
 MAX_SHOWN_CHARACTERS = 4096
 # A result with a long list, such as predictions, has numbers, too. Results of a megabyte would delay the manager.
@@ -19,12 +21,12 @@ def reward(value: str, name: str = "default") -> float | None:
     `value`: the JSON text that the training code reported; it may contain NaN and infinities, which are not valid rewards.
     """
     try:
-        metric = json.loads(value)
+        metric = parsed_json(value)
         if isinstance(metric, dict):
             metric = metric.get(name)
         elif name != "default":
             return None
-    except (ValueError, RecursionError):
+    except ValueError:
         return None  # not JSON, or nested too deeply
     return finite_number(metric)
 
@@ -43,8 +45,8 @@ def numbers_in(value: str, most: int, first: Iterable[str], *, without_default: 
 
 def _numbers_in(value: str, most: int, first: tuple[str, ...], without_default: bool) -> Mapping[str, float]:
     try:
-        entries = json.loads(value)
-    except (ValueError, RecursionError):
+        entries = parsed_json(value)
+    except ValueError:
         return {}
     chosen = {name: entries[name] for name in first if name in entries} | entries
     numbers = (
@@ -76,22 +78,22 @@ _MAX_QUOTED = 60
 def reason_without_reward(value: str) -> str:
     """The reason why `reward` finds no number in a reported metric, as a clause with the value and its type."""
     try:
-        metric = json.loads(value)
+        metric = parsed_json(value)
         if not isinstance(metric, dict):
             return f"{_quoted(value)}, {_kind_of(metric)}"
         if "default" not in metric:
             return f'a dict without "default" (it has {_quoted(json.dumps(list(metric))[1:-1]) or "nothing"})'
         inner = metric["default"]
         return f'a dict whose "default" is {_quoted(json.dumps(inner))}, {_kind_of(inner)}'
-    except (ValueError, RecursionError):
-        return f"{_quoted(value)}, which is not JSON"
+    except ValueError as error:
+        return _reason_without_value(value, error)
 
 
 def objective_hint(value: str) -> str:
     """How the experiment file can name a metric of a reported dict without `default`; empty if it has no finite number."""
     try:
-        reported = json.loads(value)
-    except (ValueError, RecursionError):
+        reported = parsed_json(value)
+    except ValueError:
         return ""
     if not isinstance(reported, dict) or "default" in reported:
         return ""
@@ -106,9 +108,9 @@ def reason_without(value: str, metrics: Sequence[str]) -> str:
     """The reason why a reported result is unusable that must have a finite number for each of these metrics, as a clause."""
     names = ", ".join(map(json.dumps, metrics))
     try:
-        reported = json.loads(value)
-    except (ValueError, RecursionError):
-        return f"{_quoted(value)}, which is not JSON"
+        reported = parsed_json(value)
+    except ValueError as error:
+        return _reason_without_value(value, error)
     if not isinstance(reported, dict):
         return f"{_quoted(value)}, not a dict with {names}"
     missing = [name for name in metrics if name not in reported]
@@ -118,6 +120,10 @@ def reason_without(value: str, metrics: Sequence[str]) -> str:
     wrong = next((name for name in metrics if finite_number(reported[name]) is None), "")
     inner = reported.get(wrong)
     return f"a dict whose {json.dumps(wrong)} is {_quoted(json.dumps(inner))}, {_kind_of(inner)}"
+
+
+def _reason_without_value(value: str, error: ValueError) -> str:
+    return f"{_quoted(value)}, which is {error if isinstance(error, NestedTooDeeply) else 'not JSON'}"
 
 
 def _kind_of(value: object) -> str:
@@ -147,8 +153,8 @@ def truncate_for_display(value: str) -> str | None:
     if len(value) <= MAX_SHOWN_CHARACTERS:
         return value
     number = reward(value)
-    with contextlib.suppress(ValueError, RecursionError):
-        reported = json.loads(value)
+    with contextlib.suppress(ValueError):
+        reported = parsed_json(value)
         if isinstance(reported, dict):
             numbers = {name: each for name, each in reported.items() if finite_number(each) is not None}
             text = json.dumps(numbers)

@@ -6,12 +6,12 @@ result is at least as good in every objective and better in one. A result that v
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Literal, TypeVar
 
 from nni_manager.domain.metrics import finite_number, reason_without, reason_without_reward, reward
 from nni_manager.domain.pareto import ParetoFront
+from nni_sdk.nesting import parsed_json
 from trial_keeper.frozen_dataclass import dataclass
 
 OptimizeMode = Literal["maximize", "minimize"]
@@ -100,8 +100,8 @@ class Objectives:
             number = reward(text)
             return None if number is None else Outcome((number,))
         try:
-            reported = json.loads(text)
-        except (ValueError, RecursionError):
+            reported = parsed_json(text)
+        except ValueError:
             return None
         if not isinstance(reported, dict):
             reported = {"default": reported}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nni_manager.config.changes import changed
+from nni_manager.config.changes import ChangeInvalid, changed
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import results_of
 from nni_manager.domain.events import LimitsChanged, RemarksChanged, TrialProposed
@@ -23,6 +23,7 @@ from nni_manager.engine.snapshot import limits_of
 from nni_manager.engine.tuner_executor import TunerExecutor
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.store.rows import config_row, imported_rows
+from nni_sdk.nesting import MAX_LEVELS, TOO_DEEP, is_too_deep
 from trial_keeper.wire.checkpoints import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -106,8 +107,14 @@ class ExperimentCommands:
         `continues`: the trial from whose checkpoint it continues.
 
         Raises:
+            ChangeInvalid: the parameters are nested too deeply.
             FailedPrecondition: the experiment starts no trials in its present state.
         """
+        deep = [name for name, value in parameters.items() if is_too_deep(value, MAX_LEVELS - 1)]
+        if deep:
+            raise ChangeInvalid(
+                f"cannot start a trial: its parameter {deep[0]!r} is {TOO_DEEP}; make it flatter"
+            )
         experiment = self.experiment
         if not experiment.accepts_trials:
             name, state = experiment.experiment_id, experiment.state.value

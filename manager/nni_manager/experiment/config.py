@@ -35,6 +35,7 @@ from nni_manager.experiment.sections import (
     K8sStorageConfig,
     TrainingServiceConfig,
 )
+from nni_sdk.nesting import TOO_DEEP
 
 # The folder of the training code: of all trials, of a training service, or of a role.
 _OF_CODE = ("trialcodedirectory", "codedirectory")
@@ -161,7 +162,7 @@ class ExperimentConfig(ExperimentFields):
         try:
             described = self.document()
         except RecursionError as error:
-            message = "cannot use config: it contains itself; remove the circular reference"
+            message = f"cannot use config: it contains itself or is {TOO_DEEP}; remove the circular reference, or make it flatter"
             raise ConfigInvalid([Diagnostic("", None, None, "config", message)]) from error
         return read_python(described, _name_of_program())
 

@@ -19,14 +19,15 @@ from typing import Any
 from nni_manager.errors import UserError
 from nni_manager.store.errors import FULL, StoreBusy, StoreUnusable
 from nni_manager.support.plain_text import escaped
+from nni_sdk.nesting import MAX_DOCUMENT_LEVELS
 
 # Limit of each column outside `_DOCUMENTS`. The longest holds the value of a metric, whose record has at most 999,999 bytes.
 MAX_FIELD = 1_000_000
 # Limit of a column that holds one answer of a user's tuner, or one change of the search space.
 MAX_DOCUMENT = 16 * 2**20
 _DOCUMENTS = ("config", "metadata", "parameters", "metric")
-# Our JSON has about ten levels; json.loads of Python 3.10 raises a RecursionError near 1,000.
-DEEPEST_JSON = 100
+# Columns with what training code reported. Their readers check the depth.
+_REPORTED = ("final", "value")
 # For the tables that are read into memory at once: 100,000 trials of 2.5 kB.
 MAX_BYTES_IN_MEMORY = 256 * 2**20
 # A parsed element takes up to 80 bytes of memory: 800 MB for all trials.
@@ -186,7 +187,7 @@ class _TableReader:
             if value.__class__ is str or value.__class__ is bytes:
                 length = len(value)
                 size += length
-                if length > DEEPEST_JSON:
+                if length > MAX_DOCUMENT_LEVELS:
                     self._check_long(table, table.columns[row.index(value)], value)
         self._unread_bytes -= size + _MIN_BYTES_OF_ROW
         if self._unread_bytes < 0:
@@ -208,9 +209,9 @@ class _TableReader:
         if isinstance(value, bytes) or value.lstrip()[:1] not in ("[", "{"):
             return
         depth, elements = shape_of_json(value)
-        if depth > DEEPEST_JSON:
+        if depth > MAX_DOCUMENT_LEVELS and column not in _REPORTED:
             raise ValueError(
-                f"a {column} in its table {table.name} is nested {depth} levels deep; the limit is {DEEPEST_JSON}"
+                f"a {column} in its table {table.name} is nested {depth} levels deep; the limit is {MAX_DOCUMENT_LEVELS}"
             )
         if table.name not in _STREAMED:
             self._elements += elements

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from nni_sdk.nesting import MAX_LEVELS
 from trial_keeper.frozen_dataclass import dataclass
 
 # Aliases expand a short text to a large value. A file of half a MiB has about this many values without aliases.
@@ -114,7 +115,7 @@ class PositionedLoader(yaml.SafeLoader):
     `max_levels`: deeper nesting is refused. `merges_may_repeat`: a mapping may have several keys `<<`.
     """
 
-    max_levels: ClassVar[int] = 100
+    max_levels: ClassVar[int] = MAX_LEVELS
     merges_may_repeat: ClassVar[bool] = False
 
     def __init__(self, text: str) -> None:

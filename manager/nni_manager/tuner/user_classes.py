@@ -20,6 +20,7 @@ from nni_manager.domain.metrics import MetricValue
 from nni_manager.tuner.assessment import MAX_STEPS, BaseAssessor
 from nni_manager.tuner.base import KeyedTuner, Later, Observation, PastTrial, Suggestion, reading_metadata_of
 from nni_manager.tuner.user_process import UserCodeFailed, UserProcess
+from nni_sdk.nesting import TOO_DEEP, is_too_deep
 
 
 class UserTuner(KeyedTuner[tuple[int, Any]]):
@@ -53,6 +54,11 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
             raise UserCodeFailed(
                 f"cannot use the proposal of {self._of.class_name} for parameter_id {parameter_id}: "
                 f"{str(parameters)[:200]} is not a dict; return a dict of names and values"
+            )
+        if is_too_deep(parameters):
+            raise UserCodeFailed(
+                f"cannot use the proposal of {self._of.class_name} for parameter_id {parameter_id}: "
+                f"{str(parameters)[:200]} is {TOO_DEEP}; return flatter parameters"
             )
         self.note(trial_key, (parameter_id, parameters))
         return Suggestion(parameters, {"parameter_id": parameter_id})

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from nni_manager.client.results import finite
+from nni_sdk.nesting import MAX_DOCUMENT_LEVELS, is_too_deep
 
 
 def to_json(content: Any) -> bytes:
@@ -39,4 +40,9 @@ async def body_of(request: Request) -> Any:
         raise HTTPException(
             400, f"cannot read the request body: it is not JSON ({error}); send JSON"
         ) from error
+    if is_too_deep(document, MAX_DOCUMENT_LEVELS):
+        raise HTTPException(
+            400,
+            f"cannot read the request body: it is nested more than {MAX_DOCUMENT_LEVELS} levels deep; send flatter JSON",
+        )
     return document
