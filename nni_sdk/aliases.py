@@ -96,9 +96,8 @@ _ABSENT_NAMES = {
         _INSTALL_NNI,
     ),
     "nni_sdk.tuner": {"TrialRecord": _INSTALL_NNI},
-    "nni_sdk.utils": dict.fromkeys(
-        ("NodeType", "convert_dict2tuple", "json2parameter", "json2space", "split_index"), _INSTALL_NNI
-    ),
+    "nni_sdk.utils": dict.fromkeys(("json2parameter", "json2space"), _INSTALL_NNI),
+    "nni_sdk.config_folder": dict.fromkeys(("get_builtin_config_file", "get_config_file"), _INSTALL_NNI),
 }
 
 

@@ -16,3 +16,11 @@ def get_config_directory() -> Path:
         folder = Path.home() / ".config/nni"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def __getattr__(name: str) -> object:
+    if name.startswith("__"):  # each import from this module asks for __path__
+        raise AttributeError(name)
+    from nni_sdk.aliases import absent
+
+    return absent("nni_sdk.config_folder", name)

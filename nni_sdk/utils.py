@@ -60,6 +60,38 @@ class MetricType:
     REQUEST_PARAMETER = "REQUEST_PARAMETER"
 
 
+class NodeType:
+    """The keys of search spaces, and of parameters that name the index of an option."""
+
+    ROOT = "root"
+    TYPE = "_type"
+    VALUE = "_value"
+    INDEX = "_index"
+    NAME = "_name"
+
+
+def split_index(params: "Any") -> "Any":
+    """Return parameters with the option in place of each `{"_index": 1, "_value": option}`.
+
+    Source: NNI v3.0, nni.utils.
+    """
+    if not isinstance(params, dict):
+        return params
+    if NodeType.INDEX in params:
+        return split_index(params[NodeType.VALUE])
+    return {key: split_index(value) for key, value in params.items()}
+
+
+def convert_dict2tuple(value: "Any") -> "Any":
+    """Return a dict as a sorted tuple of its items, which can be a key or an element of a set; other values unchanged.
+
+    Source: NNI v3.0, nni.utils, which also converts the dicts inside the given one in place.
+    """
+    if not isinstance(value, dict):
+        return value
+    return tuple(sorted((key, convert_dict2tuple(inner)) for key, inner in value.items()))
+
+
 class ClassArgsValidator:
     """Base class of validators for the classArgs of a registered tuner or assessor.
 

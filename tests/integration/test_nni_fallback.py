@@ -246,6 +246,7 @@ from nni.assessor import Assessor, AssessResult
 from nni.recoverable import Recoverable
 from nni.tuner import Tuner
 from nni.utils import ClassArgsValidator, MetricType, OptimizeMode, extract_scalar_history, extract_scalar_reward, merge_parameter
+from nni.utils import NodeType, convert_dict2tuple, split_index
 import nni_sdk, nni_sdk.tuner
 assert nni is nni_sdk and Tuner is nni_sdk.tuner.Tuner is nni.tuner.Tuner and issubclass(Tuner, Recoverable)
 print(nni.runtime.config.get_config_directory())

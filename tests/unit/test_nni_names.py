@@ -50,10 +50,19 @@ def test_each_public_name_of_nni_exists_or_is_refused_with_a_remedy(version):
         assert name not in refused
 
 
+def test_functions_for_files_of_the_nni_package_are_refused_with_a_remedy():
+    with pytest.raises(
+        ImportError,
+        match="which has no get_config_file; remove its use, or install",
+    ):
+        importlib.import_module("nni_sdk.config_folder").get_config_file  # noqa: B018 - the test checks this attribute access
+
+
 def test_a_name_that_does_not_exist_in_nni_raises_an_attribute_error():
     for module in (
         "nni_sdk",
         "nni_sdk.utils",
+        "nni_sdk.config_folder",
         "nni_sdk.trial",
         "nni_sdk.tuner",
         "nni_manager.experiment.config",
