@@ -56,6 +56,6 @@ def warning(value: str, names: "Sequence[str]", is_final: bool) -> str:
 def _is_number(value: "Any") -> bool:
     """True if a value of JSON is a finite number."""
     try:
-        return not isinstance(value, (bool, str)) and math.isfinite(float(value))
+        return not isinstance(value, str) and math.isfinite(float(value))
     except (TypeError, OverflowError):  # a list or null, or an int beyond the range of floats
         return False

@@ -148,6 +148,7 @@ test("a metric is parsed as a number or as a dict of numbers", () => {
   assert.equal(metricIn('"0.25"', "default"), 0.25);
   assert.equal(metricIn('"NaN"', "default"), null);
   assert.equal(metricIn("not JSON", "default"), null);
+  assert.deepEqual([metricIn('"true"', "default"), metricIn('{"ok": false}', "ok")], [1, 0]);
 });
 
 test("nested choices are flattened", () => {

@@ -175,7 +175,7 @@ def test_each_error_contains_the_position_of_the_invalid_value_in_the_imported_r
 TWO_METRICS = Objectives((Objective("default", "maximize"), Objective("loss", "minimize")))
 
 
-@pytest.mark.parametrize("value", [None, "text", True, {"loss": 3}, {"default": None}])
+@pytest.mark.parametrize("value", [None, "text", [True], {"loss": 3}, {"default": None}])
 def test_an_imported_result_without_a_finite_number_is_skipped(value: Any) -> None:
     entries = [{"parameter": PARAMETERS, "value": each} for each in (value, 0.5)]
     assert read_results(entries, SPACE, "TPE") == ([PriorResult(PARAMETERS, 0.5, "0.5")], [])

@@ -15,6 +15,7 @@ from nni_manager.domain.metrics import (
     reward,
     truncate_for_display,
 )
+from nni_manager.trackers.source import numbers
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -41,8 +42,8 @@ JSON = st.recursive(
         ("Infinity", None),
         ("-Infinity", None),
         ("1e999", None),
-        ("true", None),
-        ("false", None),
+        ("true", 1.0),
+        ("false", 0.0),
         ("null", None),
         ('"0.93"', None),
         ("[0.93]", None),
@@ -86,11 +87,17 @@ def test_a_long_result_dict_is_shortened_to_its_numbers() -> None:
     assert truncate_for_display(json.dumps(many)) is None
 
 
+def test_trackers_receive_a_bool_of_a_result_as_a_number():
+    assert numbers('{"default": true, "inner": {"ok": false}, "note": "x"}') == {
+        "default": 1.0,
+        "inner/ok": 0.0,
+    }
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
         ("null", "null, nothing (None)"),
-        ("true", "true, a bool"),
         ('"0.93"', '"0.93", a str'),
         ("[0.93]", "[0.93], a list"),
         ("Infinity", "Infinity, not a finite number"),

@@ -89,12 +89,15 @@ def test_the_best_results_are_feasible_and_not_dominated() -> None:
 
 def test_a_result_without_a_number_for_every_metric_is_rejected_with_a_reason() -> None:
     assert TWO.outcome('{"accuracy": 1, "latency_ms": 2.5, "size_mb": 53}') == Outcome((1.0, 2.5), (3.0,))
+    assert TWO.outcome('{"accuracy": true, "latency_ms": false, "size_mb": 1}') == Outcome(
+        (1.0, 0.0), (-49.0,)
+    )
     assert TWO.metrics == ("accuracy", "latency_ms", "size_mb")
     for text, reason in {
         "0.9": '0.9, not a dict with "accuracy", "latency_ms", "size_mb"',
         '{"accuracy": 1, "loss": 2}': 'a dict without "latency_ms", "size_mb" (it has "accuracy", "loss")',
         '{"accuracy": 1, "latency_ms": NaN, "size_mb": 1}': 'a dict whose "latency_ms" is NaN, not a finite number',
-        '{"accuracy": true, "latency_ms": 1, "size_mb": 1}': 'a dict whose "accuracy" is true, a bool',
+        '{"accuracy": "1", "latency_ms": 1, "size_mb": 1}': 'a dict whose "accuracy" is "1", a str',
         "{": "{, which is not JSON",
     }.items():
         assert TWO.outcome(text) is None

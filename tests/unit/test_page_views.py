@@ -421,7 +421,7 @@ def test_the_end_of_a_trial_names_its_exit_code_or_its_signal(reason, exit_code,
     [
         (
             '{"default": 0.5, "loss": 2, "notes": "x", "ok": true, "bad": NaN, "deep": {"a": 1}}',
-            {"loss": 2.0},
+            {"loss": 2.0, "ok": 1.0},
         ),
         ('{"loss": 1e-3, "huge": ' + "9" * 400 + "}", {"loss": 0.001}),
         ("0.5", None),

@@ -523,6 +523,32 @@ def test_the_function_merge_parameter_changes_nothing_if_one_value_is_invalid(ov
         assert (base if isinstance(base, dict) else vars(base)) == {"lr": 0.1, "n": 3}
 
 
+def test_the_function_split_index_keeps_only_the_options_of_choices():
+    indexed = {
+        "net": {"_index": 1, "_value": {"_name": "conv", "size": {"_index": 0, "_value": 3}}},
+        "lr": 0.1,
+    }
+    assert nni.utils.split_index(indexed) == {"net": {"_name": "conv", "size": 3}, "lr": 0.1}
+
+
+def test_the_function_convert_dict2tuple_makes_parameters_hashable():
+    parameters = {"net": {"size": 3, "_name": "conv"}, "lr": 0.1}
+    expected = (("lr", 0.1), ("net", (("_name", "conv"), ("size", 3))))
+    assert nni.utils.convert_dict2tuple(parameters) == expected
+    assert parameters["net"] == {"size": 3, "_name": "conv"}
+
+
+def test_the_keys_of_search_spaces_have_the_names_of_nni():
+    node = nni.utils.NodeType
+    assert (node.ROOT, node.TYPE, node.VALUE, node.INDEX, node.NAME) == (
+        "root",
+        "_type",
+        "_value",
+        "_index",
+        "_name",
+    )
+
+
 def test_the_function_merge_parameter_raises_value_error_and_type_error_as_in_nni():
     assert issubclass(ParameterUnknown, ValueError)
     assert issubclass(ParameterMistyped, TypeError)
@@ -574,7 +600,6 @@ def test_an_unknown_name_in_the_sdk_raises_an_attribute_error():
         ("float('nan')", "cannot use the result NaN: it is no number"),
         ("[1, 2]", "cannot use the result [1, 2]: it is no number"),
         ("10 ** 400", "it is no number"),
-        ("True", "cannot use the result true: it is no number"),
         ("None", "under 'default'; a function without `return` returns None"),
         ("list(range(100))", "...: it is no number"),
         (
@@ -594,7 +619,10 @@ def test_results_without_a_usable_number_cause_a_single_warning(environ, metric,
     assert len(records(TrialContext(environ))) == 4
 
 
-@pytest.mark.parametrize("metric", ["1", "0.5", "{'default': 1, 'loss': None}", "-10 ** 9"])
+@pytest.mark.parametrize(
+    "metric",
+    ["1", "0.5", "{'default': 1, 'loss': None}", "-10 ** 9", "True", "__import__('numpy').bool_(False)"],
+)
 def test_a_usable_result_causes_no_warning(environ, metric):
     code = ASKED + f"nni.report_intermediate_result({metric}); nni.report_final_result({metric})"
     assert run_python(code, environ).stderr == ""
@@ -605,7 +633,7 @@ def test_a_usable_result_causes_no_warning(environ, metric):
     [
         ("{'acc': 0.9, 'default': 1}", "it has no number under 'ms', so the trial has no result; "),
         ("0.9", "cannot use the result 0.9: it has no number under 'acc', 'ms'"),
-        ("{'acc': True, 'ms': float('nan')}", "no number under 'acc', 'ms'"),
+        ("{'acc': '1', 'ms': float('nan')}", "no number under 'acc', 'ms'"),
         ("{'acc': 0.9, 'ms': 2}", ""),
     ],
 )

@@ -61,8 +61,8 @@ _numbers_in_long = lru_cache(maxsize=10_000)(_numbers_in)
 
 
 def finite_number(metric: object) -> float | None:
-    """A value of a reported result as a float; None if it is no finite number."""
-    if isinstance(metric, bool) or not isinstance(metric, (int, float)):
+    """A value of a reported result as a float; None if it is no finite number. True is 1, as in NNI's `extract_scalar_reward`."""
+    if not isinstance(metric, (int, float)):
         return None
     try:
         number = float(metric)
@@ -130,8 +130,6 @@ def _kind_of(value: object) -> str:
     match value:
         case None:
             return "nothing (None)"
-        case bool():
-            return "a bool"
         case str():
             return "a str"
         case list():

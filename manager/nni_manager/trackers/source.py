@@ -104,7 +104,7 @@ def numbers(text: str) -> dict[str, float]:
     entries = flat(value) if isinstance(value, dict) else [("default", value)]
     found = {}
     for name, entry in entries:
-        if isinstance(entry, int | float) and not isinstance(entry, bool):
+        if isinstance(entry, int | float):
             with contextlib.suppress(OverflowError):  # an integer beyond a float
                 found[name] = float(entry)
     return found

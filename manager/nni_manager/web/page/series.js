@@ -305,7 +305,8 @@ function rank(sorted, value) {
  */
 export function metricIn(data, name) {
   const metric = read(data);
-  const value = isDict(metric) ? metric[name] : name === "default" ? metric : null;
+  const given = isDict(metric) ? metric[name] : name === "default" ? metric : null;
+  const value = typeof given === "boolean" ? Number(given) : given;
   return typeof value === "number" && Number.isFinite(value) ? value : null;
 }
 
@@ -317,7 +318,7 @@ export function metricIn(data, name) {
 export function metricNames(data) {
   const metric = read(data);
   if (!isDict(metric)) return ["default"];
-  return Object.keys(metric).filter((name) => typeof metric[name] === "number" || metric[name] === null);
+  return Object.keys(metric).filter((name) => ["number", "boolean"].includes(typeof metric[name]) || metric[name] === null);
 }
 
 /**
