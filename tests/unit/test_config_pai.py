@@ -1,6 +1,7 @@
 """Experiment files for OpenPAI, and one error message for each possible error."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import tls_files
 from openpai_jobs import JOB, WORKER, a_job, text_of
 
 from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.config.document import MAX_BYTES
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import InternalError
@@ -240,6 +242,23 @@ def test_each_error_of_a_job_file_is_an_error_of_the_experiment_file(write, tmp_
     told = [str(each).removeprefix(f"{tmp_path}/") for each in refused.value.diagnostics]
     assert [each.partition(": ")[0].partition(":")[0] for each in told] == ["job.yml"] * 2
     assert "cannot use taskRole" in told[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (os.mkfifo, "it is not a regular file"),
+        (
+            lambda path: path.write_bytes(b"#" * (MAX_BYTES + 1)),
+            f"it has {MAX_BYTES + 1} bytes, more than the limit",
+        ),
+    ],
+)
+def test_a_job_file_that_is_a_pipe_or_too_large_is_refused(diagnostics, tmp_path, make, why):
+    make(tmp_path / "job.yml")
+    (line,) = diagnostics({"  paiStorageConfigName": "  paiConfigPath: job.yml\n  paiStorageConfigName"})
+    assert f"job.yml: {why}" in line
+    assert line.endswith("name an OpenPAI job file")
 
 
 def test_the_certificates_of_a_cluster_are_stored_as_an_absolute_path(write, tmp_path):

@@ -444,6 +444,17 @@ def test_an_error_is_reported_if_the_experiment_file_is_missing_or_is_a_folder(t
         read_experiment_file(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["experiment.yml", "search_space.json"])
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(write, tmp_path, name):
+    file = write()
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(
+        ConfigInvalid, match=f"cannot read .*{name}: it is not a regular file; check the file"
+    ):
+        read_experiment_file(file)
+
+
 def test_a_code_folder_whose_path_is_not_utf8_is_refused(tmp_path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/d\xe9p"))
     folder.mkdir()
@@ -481,6 +492,20 @@ def test_json_with_comments_or_a_last_comma_is_read_as_yaml_with_a_warning(write
         ),
         ("", "search_space.json:1: cannot read search_space.json: the file is empty; write a JSON document"),
         ('{"lr":\n nope, [}', "search_space.json:2: cannot read search_space.json: not JSON at column 2"),
+        (
+            SPACE + " // the rate",
+            f"search_space.json:1: cannot read search_space.json: JSON has no comments, as at column {len(SPACE) + 2}; "
+            "remove the comment",
+        ),
+        # As YAML, the comment would be a hyper-parameter.
+        (
+            SPACE[:-1] + ", // the rate }",
+            "search_space.json:1: cannot read search_space.json: JSON has no comments",
+        ),
+        (
+            "/* rates */" + SPACE,
+            "search_space.json:1: cannot read search_space.json: JSON has no comments, as at column 1;",
+        ),
         ("[]", "search_space.json:1: cannot use the search space: [] is not a mapping"),
         ("{}", "search_space.json:1: cannot use the search space: it names no hyper-parameter"),
         (

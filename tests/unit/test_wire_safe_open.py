@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from trial_keeper.wire.safe_open import (
     open_to_append,
     other_writers,
     read_beneath,
+    read_named,
 )
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to another user")
@@ -295,3 +297,38 @@ def test_the_error_of_a_refused_file_has_a_matching_errno(root) -> None:
     with pytest.raises(UnsafePath) as caught:
         read(root)
     assert caught.value.errno == errno.EFBIG
+
+
+# ---- files that a person names
+
+
+def test_a_named_file_may_be_a_link_and_is_read_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(CONTENT)
+    (tmp_path / "link").symlink_to("file")
+    assert read_named(tmp_path / "link", len(CONTENT)) == CONTENT
+    with pytest.raises(UnsafePath, match="more than the limit of 18") as refused:
+        read_named(tmp_path / "link", len(CONTENT) - 1)
+    assert refused.value.errno == errno.EFBIG
+
+
+def test_a_named_pipe_socket_or_device_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for path in (tmp_path / "pipe", tmp_path / "link", Path("/dev/zero")):
+        with pytest.raises(UnsafePath, match="it is not a regular file"):
+            read_named(path, LIMIT)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        with pytest.raises(OSError, match="No such device or address"):
+            read_named(tmp_path / "socket", LIMIT)
+    with pytest.raises(IsADirectoryError):
+        read_named(tmp_path, LIMIT)
+
+
+def test_the_pipe_of_a_shell_is_read_to_its_end(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb"), open(writer, "wb") as written, ThreadPoolExecutor() as pool:
+        content = pool.submit(read_named, Path(f"/dev/fd/{reader}"), LIMIT)
+        written.write(CONTENT)
+        written.close()
+        assert content.result() == CONTENT

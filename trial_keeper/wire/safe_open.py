@@ -1,6 +1,6 @@
-"""Opens and reads the files of a workspace, to which other users may write.
+"""Opens and reads the files of a workspace, to which other users may write, and the files that a person names.
 
-The only way to a file there: it follows no symbolic link below the workspace, never blocks on a pipe, a device or a lease, and
+The only way to a file of a workspace: it follows no symbolic link below it, never blocks on a pipe, a device or a lease, and
 reads a bounded number of bytes.
 """
 
@@ -17,6 +17,8 @@ MAX_DOCUMENT_BYTES = 64 << 20
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
 # One read for nearly every document.
 _READ_BYTES = 16 * 1024
+# The caller of the process has opened what these paths name.
+_GIVEN_DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 # ELOOP, ENOTDIR: a link; ENXIO: a pipe without a reader, or a socket; EAGAIN: the file's owner holds a lease on it.
 _REPLACED = {
     errno.ELOOP: "its path contains a link or a pipe",
@@ -138,7 +140,32 @@ def read_beneath(folder: Path, path: Path, max_bytes: int, *, owned_as: Path | N
     Raises:
         UnsafePath: also if the file has more than `max_bytes`.
     """
-    descriptor = open_beneath(folder, path, owned_as=owned_as)
+    return _read_and_close(open_beneath(folder, path, owned_as=owned_as), path, max_bytes)
+
+
+def read_named(path: Path, max_bytes: int) -> bytes:
+    """Read a whole file that a person names, whose path may contain links.
+
+    stdin and the pipe of a shell's `<(command)` are read to their end. Any other pipe or device might block without end.
+
+    Raises:
+        UnsafePath: it is not a regular file, or it has more than `max_bytes`.
+        OSError: the file cannot be read; `filename` is the path.
+    """
+    # O_NONBLOCK: opening a pipe must not block.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if str(path).startswith(_GIVEN_DESCRIPTORS) and not stat.S_ISDIR(mode):
+        os.set_blocking(descriptor, True)
+    elif not stat.S_ISREG(mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise UnsafePath(errno.EINVAL, "it is not a regular file", str(path))
+    return _read_and_close(descriptor, path, max_bytes).data
+
+
+def _read_and_close(descriptor: int, path: Path, max_bytes: int) -> Content:
     try:
         found = os.fstat(descriptor)
         pieces, size, read_bytes = [], found.st_size, 0

@@ -18,6 +18,7 @@ from nni_manager.cli.openpai import openpai
 from nni_manager.cli.options import COUNT, FILE, Command, example, json_option
 from nni_manager.client import output
 from nni_manager.errors import RetryableError, UserError
+from trial_keeper.wire.safe_open import read_named
 
 if TYPE_CHECKING:
     from nni_manager.training_services.openpai.render import RenderedJob
@@ -103,8 +104,10 @@ _file = click.argument("file", metavar="FILE", type=FILE)
 
 
 def _text_of(file: Path) -> str:
+    from nni_manager.config.document import MAX_BYTES
+
     try:
-        return file.read_text("utf-8-sig")
+        return read_named(file, MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(
             f"cannot read {file}: byte {error.start} is not UTF-8; save the file as UTF-8"

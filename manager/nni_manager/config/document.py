@@ -32,6 +32,7 @@ from nni_manager.support.yaml_reader import (
 )
 from nni_sdk.nesting import TOO_DEEP, is_too_deep
 from trial_keeper.frozen_dataclass import dataclass
+from trial_keeper.wire.safe_open import read_named
 
 # Experiment files have some kB. PyYAML parses only 100 kB a second.
 MAX_BYTES = 512 * 1024
@@ -176,7 +177,10 @@ def read_json(path: Path, most_bytes: int = MAX_BYTES) -> Document:
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        message = f"cannot read {path.name}: not JSON at column {error.colno}, {error.msg}; fix it there"
+        problem = f"not JSON at column {error.colno}, {error.msg}; fix it there"
+        if is_at_comment(error):
+            problem = f"JSON has no comments, as at column {error.colno}; remove the comment"
+        message = f"cannot read {path.name}: {problem}"
         raise _refused(path, message, error.lineno, error.colno) from error
     except ValueError as error:
         raise _refused(path, f"cannot read {path.name}: {error}; write a finite number") from error
@@ -199,6 +203,11 @@ def read_json(path: Path, most_bytes: int = MAX_BYTES) -> Document:
         return Document(str(path), value, None)
 
 
+def is_at_comment(error: json.JSONDecodeError) -> bool:
+    """True if the text has a comment of JavaScript where JSON has none."""
+    return error.doc.startswith(("//", "/*"), error.pos)
+
+
 # Text copied from web pages often lacks the lines that contain only a section name.
 _SECTION_OF = {
     "builtinTunerName": "tuner",
@@ -214,17 +223,15 @@ _SECTION_OF = {
 
 def _text(path: Path, most_bytes: int = MAX_BYTES) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
-        if len(content) > most_bytes:
-            message = f"cannot read {path.name}: it has more than {most_bytes:,} bytes; remove what the experiment does not need"
-            raise _refused(path, message)
-        return content.decode("utf-8-sig")
+        return read_named(path, most_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         message = f"cannot read {path.name}: byte {error.start} is not UTF-8; save the file as UTF-8"
         raise _refused(path, message, line) from error
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            message = f"cannot read {path.name}: it has more than {most_bytes:,} bytes; remove what the experiment does not need"
+            raise _refused(path, message) from error
         why = _WHY_UNREADABLE.get(error.errno or 0, f"{error.strerror}; check the file")
         # The file cannot be read: the diagnostic has no position.
         raise ConfigInvalid([Diagnostic("", None, None, "", f"cannot read {path}: {why}")]) from error

@@ -26,7 +26,7 @@ from nni_manager.config.diagnostics import (
     shown,
 )
 from nni_manager.config.dialect import SERVICE
-from nni_manager.config.document import Document, read_json, read_yaml
+from nni_manager.config.document import Document, is_at_comment, read_json, read_yaml
 from nni_manager.config.keys import ALGORITHMS
 from nni_manager.config.platform_file import file_of
 from nni_manager.config.platforms import PLATFORMS, THIS_MACHINE
@@ -320,7 +320,7 @@ class _ExperimentReading(AlgorithmReading):
 
     def _as_yaml(self, path: Path, error: ConfigInvalid) -> Document | None:
         """The file if it is YAML, such as JSON with comments or a last comma. NNI reads both, whatever the file is called."""
-        if not isinstance(error.__cause__, json.JSONDecodeError):
+        if not isinstance(error.__cause__, json.JSONDecodeError) or is_at_comment(error.__cause__):
             return None
         try:
             document = read_yaml(path)

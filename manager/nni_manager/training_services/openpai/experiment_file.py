@@ -14,6 +14,7 @@ from pydantic import field_validator
 
 from nni_manager.config.diagnostics import Diagnostic, KeyPath, ref
 from nni_manager.config.dialect import SERVICE, Keys
+from nni_manager.config.document import MAX_BYTES
 from nni_manager.config.experiment_schema import (
     IMAGE,
     ExperimentKeys,
@@ -28,6 +29,7 @@ from nni_manager.config.schema import example_of, flag, line, mapping, must_be, 
 from nni_manager.config.translation import Translation
 from nni_manager.support.keeper_bundle import KeeperSource
 from nni_manager.training_services.openpai.section import LOCAL_HOST, PaiConfig
+from trial_keeper.wire.safe_open import read_named
 
 _IN_JOB_FILE = "required, unless a job file has it"
 _WITHOUT_EFFECT = "accepted, without effect: OpenPAI gives each job its own GPUs"
@@ -280,7 +282,7 @@ class OpenpaiFile(PlatformFile):
         if self._job_file is None:
             return
         try:
-            self._job_text = self._job_file.read_text("utf-8-sig")
+            self._job_text = read_named(self._job_file, MAX_BYTES).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             self.reading.report(
