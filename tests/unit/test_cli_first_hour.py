@@ -86,10 +86,13 @@ def test_nnictl_trial_ls_names_the_error_that_ended_the_experiment(nnictl, store
     )
 
 
-def test_nnictl_experiment_status_prints_every_line_of_a_traceback(nnictl, stored):
+def test_nnictl_experiment_status_prints_every_line_of_a_traceback_once(nnictl, stored, monkeypatch):
     stored(state=ExperimentState.ERROR, error=TRACEBACK)
     code, out, err = nnictl("experiment", "status", "abc")
-    assert (code, json.loads(out)["errors"]) == (0, [TRACEBACK])
+    assert (code, json.loads(out)["errors"], err) == (0, [TRACEBACK], "")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, out, err = nnictl("experiment", "status", "abc")
+    assert (code, json.loads(out)["errors"]) == (0, ["the tuner mine failed. Fix it. (KeyError: 'lr')"])
     assert err == f"WARNING: {TRACEBACK}"
 
 

@@ -233,6 +233,11 @@ def test_trial_durations_are_shown_with_tenths_of_a_second_only_below_one_minute
     assert watch.trial_cells(BEST)[:2] == ["0.971111", "1:15"]
 
 
+def test_a_result_of_minus_zero_is_shown_as_zero():
+    assert [output.number(value) for value in (-0.0, -0.5, None)] == ["0", "-0.5", ""]
+    assert output.parameters({"lr": -0.0}) == "lr=0"
+
+
 def test_tables_are_aligned_and_the_last_column_wraps(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     rows = [["1", "é中", "0.5", "a [b] c " * 5], ["12", "x", "", ""]]

@@ -25,6 +25,7 @@ from nni_manager.client.experiments import (
     resolve,
 )
 from nni_manager.client.results import finite, flat_columns, parsed
+from nni_manager.domain.message_summary import outline
 from nni_manager.domain.provenance import PROVENANCE, code_at
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.store import leftover_jobs
@@ -167,10 +168,14 @@ def status(experiment_id: str | None) -> int:
     shown = known.get("/check-status")
     shown.pop("isTerminal", None)
     left = list(leftover_jobs.read(known.folder).values())
+    errors = [error.strip() for error in shown["errors"]]
+    # JSON has a traceback on one line, which a person cannot read; a program reads the whole error.
+    if sys.stdout.isatty():
+        shown["errors"] = list(map(outline, errors))
     output.print_json(shown | {"managerIsRunning": known.manager is not None, "leftovers": left})
-    for error in shown["errors"]:
-        if "\n" in error.strip():
-            output.warning(error.strip())  # JSON has a traceback on one line
+    for error in errors:
+        if sys.stdout.isatty() and "\n" in error:
+            output.warning(error)
     return 1 if options.warn_of_dead_manager(known) else 0
 
 

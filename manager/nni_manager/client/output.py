@@ -222,7 +222,7 @@ def moment(at_ms: float | None) -> str:
 
 def number(value: float | None) -> str:
     """A metric with six significant digits; empty for None."""
-    return "" if value is None else f"{value:.6g}"
+    return "" if value is None else f"{value + 0.0:.6g}"  # without the sign of -0.0
 
 
 def parameters(values: Mapping[str, Any]) -> str:
