@@ -31,6 +31,7 @@ class Share(ABC):
 
         Raises:
             StorageUnavailable: the upload failed.
+            FileNotFoundError: the local file was removed meanwhile.
         """
 
     @abstractmethod
