@@ -29,13 +29,20 @@ from trial_keeper.wire.messages import Stream
 pytestmark = pytest.mark.timeout(240)
 
 MARK = "STOP_TEST"
-# The trial reports endlessly, so that at any time some records are sent but not stored.
+# The trial reports endlessly, so that at any time some records are sent but not stored. A full disk does not end it.
 ENDLESS = """
-import time
+import itertools, time
 import nni_sdk as nni
+from nni_sdk.errors import MetricNotWritten
 nni.get_next_parameter()
-for i in range(10**9):
-    nni.report_intermediate_result(i)
+numbers = itertools.count()
+i = next(numbers)
+while True:
+    try:
+        nni.report_intermediate_result(i)
+        i = next(numbers)
+    except MetricNotWritten:
+        pass
     time.sleep(0.05)
 """
 # The keeper hangs in a call that holds the GIL: it handles no message and no signal, and SIGCONT does not help. Only the first

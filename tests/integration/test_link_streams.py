@@ -8,15 +8,13 @@ from dataclasses import replace
 import grpc.aio
 import pytest
 from attempts import attempt_id
-from deadlines import DEADLINE_S, scaled_s
+from deadlines import DEADLINE_S
 
 from nni_manager.grpc_server.servicer import _SERVER_OPTIONS
 from trial_keeper.core.events import LinkLost
 from trial_keeper.host import link as link_module
 from trial_keeper.host.link import (
     BYTES_AT_ONCE,
-    LOG_BURST_BYTES,
-    LOG_BYTES_PER_S,
     MESSAGES_AT_ONCE,
     ManagerLink,
 )
@@ -407,6 +405,21 @@ def test_coalesced_messages_are_sent_after_the_timeout(tmp_path, monkeypatch):
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 
 
+@pytest.fixture
+def slow_logs(monkeypatch):
+    """Limit the logs to a burst of 1,000 bytes a second. A thousand bursts then take longer than any deadline."""
+    monkeypatch.setattr(link_module, "LOG_BURST_BYTES", 1000)
+    monkeypatch.setattr(link_module, "LOG_BYTES_PER_S", 1000.0)
+    assert len(BURSTS) > DEADLINE_S
+
+
+BURSTS = [
+    Chunk(AttemptKey("aBcDe", attempt_id(0), "main-0"), Stream.STDOUT, n * 1000, bytes(1000))
+    for n in range(1000)
+]
+
+
+@pytest.mark.usefixtures("slow_logs")
 def test_logs_of_a_running_trial_are_rate_limited_and_delay_no_metric(tmp_path):
     asyncio.run(asyncio.wait_for(pace(tmp_path), DEADLINE_S))
 
@@ -418,29 +431,27 @@ async def pace(folder):
         link.open(lambda: HELLO)
         assert isinstance(await events.get(), Welcome)
         (brought,) = servicer.streams
-        key = AttemptKey("aBcDe", attempt_id(0), "main-0")
 
         async def arrived(count):
             while len(brought) < count:
                 await asyncio.sleep(0)
 
-        logs = [Chunk(key, Stream.STDOUT, n * LOG_BURST_BYTES, bytes(LOG_BURST_BYTES)) for n in range(100)]
         began_s = time.monotonic()
-        for chunk in logs[:3]:
+        for chunk in BURSTS[:2]:
             link.send(chunk)
-        await arrived(1 + 3)
-        assert time.monotonic() - began_s >= 2 * LOG_BURST_BYTES / LOG_BYTES_PER_S
-        for chunk in logs[3:]:
+        await arrived(1 + 2)
+        assert time.monotonic() - began_s >= 1.0
+        for chunk in BURSTS[2:]:
             link.send(chunk)
-        metric = Chunk(key, Stream.METRICS, 0, b"a metric")
+        metric = Chunk(BURSTS[0].key, Stream.METRICS, 0, b"a metric")
         link.send(metric)
-        await arrived(1 + 3 + 1)
-        assert brought == [HELLO, *logs[:3], metric]
+        await arrived(1 + 2 + 1)
+        assert brought == [HELLO, *BURSTS[:2], metric]
         link.limit_log_rate(are_paced=False)  # the trial has ended
-        await arrived(1 + len(logs) + 1)
-        assert time.monotonic() - began_s < 0.5 * len(logs) * LOG_BURST_BYTES / LOG_BYTES_PER_S
+        await arrived(1 + len(BURSTS) + 1)
 
 
+@pytest.mark.usefixtures("slow_logs")
 def test_logs_that_are_sent_without_a_rate_limit_do_not_delay_the_logs_of_the_next_trial(tmp_path):
     asyncio.run(asyncio.wait_for(next_trial(tmp_path), DEADLINE_S))
 
@@ -451,19 +462,15 @@ async def next_trial(folder):
         link.open(lambda: HELLO)
         assert isinstance(await events.get(), Welcome)
         (brought,) = servicer.streams
-        key = AttemptKey("aBcDe", attempt_id(0), "main-0")
-        rest = [Chunk(key, Stream.STDOUT, n * LOG_BURST_BYTES, bytes(LOG_BURST_BYTES)) for n in range(200)]
-        for chunk in rest:  # With the rate limit, these chunks would take 20 s.
+        for chunk in BURSTS:
             link.send(chunk)
-        while len(brought) < 1 + len(rest):
+        while len(brought) < 1 + len(BURSTS):
             await asyncio.sleep(0)
         link.limit_log_rate(are_paced=True)
-        began_s = time.monotonic()
-        line = Chunk(key, Stream.STDOUT, 0, b"the first line of the next trial")
+        line = Chunk(BURSTS[0].key, Stream.STDOUT, 0, b"the first line of the next trial")
         link.send(line)
         while brought[-1] != line:
             await asyncio.sleep(0)
-        assert time.monotonic() - began_s < scaled_s(5)
 
 
 def test_the_grpc_server_accepts_any_number_of_pings_on_a_connection_without_a_stream():
