@@ -99,11 +99,9 @@ def test_a_keeper_replaces_a_dead_connection_although_the_proxy_still_accepts_by
         keeper = site.start_keeper()
         site.manager.wait_for(site.manager.stored, "something is committed")
         proxy.order("break")
-        broke_at_s = time.monotonic()
         site.open_gate("gate")
         assert keeper.wait() == 0
-        # A keeper that keeps the dead connection would wait 30 s, and then exit without sending the trial's end.
-        assert time.monotonic() - broke_at_s < 28
+        # A keeper that keeps the dead connection would wait 30 s, and then exit without sending these.
         assert_all_is_stored_once(site)
         assert site.manager.all_of(TrialEnded) == [exit_of(site)]
     finally:
