@@ -1,5 +1,7 @@
 """A report in a real Chromium: one file that shows an experiment without a manager, and makes no network requests."""
 
+import csv
+import io
 import json
 
 import pytest
@@ -136,6 +138,22 @@ def test_a_notice_in_the_report_of_a_large_experiment_gives_the_number_of_sample
     person.see("nav-trials").click()
     expect(person.see("table-count")).to_have_text("280 of 280 trials")
     expect(person.page.get_by_text("00999")).to_be_visible()  # the sample contains the best trial
+
+
+def test_a_download_of_a_report_has_long_values_and_all_numbers_of_results(opened, tmp_path):
+    def with_long_values(number, now_s):
+        trial = made_trial(number, now_s)
+        trial.parameters = {"prompt": "word " * (1000 if number else 1)}
+        trial.run.final = json.dumps({f"m{each}": each for each in range(60 if number else 2)})
+        return trial
+
+    person = opened(report.report_of(made_experiment(tmp_path / "made", 2, with_long_values).folder))
+    person.see("nav-trials").click()
+    with person.page.expect_download() as download:
+        person.see("download-csv").click()
+    long, short = csv.DictReader(io.StringIO(download.value.path().read_text()))
+    assert (long["prompt"], long["value/m59"]) == ("word " * 1000, "59")
+    assert (short["prompt"], short["value/m1"], short["value/m59"]) == ("word ", "1", "")
 
 
 def test_a_report_has_the_importance_for_each_objective(opened, tmp_path):

@@ -61,6 +61,23 @@ def test_a_window_contains_a_range_of_the_filtered_and_sorted_trials(view):
     assert window(view, offset=10**9)["trials"] == []
 
 
+def test_a_whole_window_has_long_values_and_all_metrics_in_full(tmp_path):
+    def a_long_trial(number, now_s):
+        trial = made_trial(number, now_s)
+        trial.run.final = json.dumps({f"m{each}": each for each in range(40)})
+        trial.parameters = {"prompt": "word " * 1000}
+        return trial
+
+    count = 45
+    with served_view(made_experiment(tmp_path, count, a_long_trial).folder) as view:
+        for row in window(view, limit=2)["trials"]:
+            assert (row["cut"], len(row["metrics"]), len(row["parameters"]["prompt"])) == (True, 20, 257)
+        rows = window(view, whole="true")["trials"]
+        assert [row["seq"] for row in rows] == [*range(count)]
+        for row in rows:
+            assert (row.get("cut"), len(row["metrics"]), len(row["parameters"]["prompt"])) == (None, 40, 5000)
+
+
 def test_a_sample_is_compressed_and_contains_the_best_trial(view):
     with view.ask("GET", "/trial-sample", params={"limit": 10}, stream=True) as response:
         assert response.headers["Content-Encoding"] == "gzip"
@@ -76,6 +93,7 @@ def test_a_sample_is_compressed_and_contains_the_best_trial(view):
     [
         ({"states": "RUNING"}, "cannot use states=RUNING: write some of EARLY_STOPPED, FAILED"),
         ({"sort": "lr"}, "cannot sort by lr: name a column, or a parameter as p:NAME"),
+        ({"whole": "1"}, "cannot use whole=1: write true or false"),
         ({"descending": "yes"}, "cannot use descending=yes: write true or false"),
         ({"limit": "0"}, "cannot use limit=0: write a number from 1 to 5000"),
         ({"limit": "5001"}, "cannot use limit=5001"),

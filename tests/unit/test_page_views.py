@@ -436,6 +436,27 @@ def test_a_table_row_has_up_to_twenty_numeric_metrics_besides_the_default_metric
     assert row_view(trial).get("metrics") == metrics
 
 
+@pytest.mark.parametrize(
+    ("final", "shown"),
+    [
+        ({"predictions": [0.5] * 100_000, "loss": 2}, None),
+        ({f"m{number}": number for number in range(21)}, {f"m{number}": number for number in range(20)}),
+        ({f"text{number}": "x" for number in range(30)} | {"loss": 2}, {"loss": 2}),
+    ],
+)
+def test_a_row_that_leaves_out_numbers_is_marked_and_a_whole_row_has_them(final, shown):
+    trial = Trial("t0", 0, {"prompt": "word " * 100}, {}, 1.0, "t0", TrialState.SUCCEEDED, run=TrialRun())
+    trial.run.final = json.dumps(final)
+    whole = row_view(trial, is_whole=True)
+    assert "cut" not in whole
+    assert whole["parameters"] == trial.parameters
+    assert whole["metrics"] == {name: each for name, each in final.items() if isinstance(each, int)}
+    trial.parameters = {}
+    row = row_view(trial)
+    assert row.get("metrics") == shown
+    assert row.get("cut", False) == (shown != whole["metrics"])
+
+
 def test_the_metrics_of_the_objectives_come_first_in_a_table_row():
     final = {f"other{number}": number for number in range(30)} | {"acc": 0.5, "ms": 7, "mb": 9}
     trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, run=TrialRun(attempt=0))

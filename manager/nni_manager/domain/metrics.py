@@ -31,30 +31,35 @@ def reward(value: str, name: str = "default") -> float | None:
     return finite_number(metric)
 
 
-def numbers_in(value: str, most: int, first: Iterable[str], *, without_default: bool) -> Mapping[str, float]:
-    """The finite numbers of a reported dict, by name: of up to `most` entries, those named in `first` before the others.
+def numbers_in(
+    value: str, most: int | None, first: Iterable[str], *, without_default: bool
+) -> Mapping[str, float]:
+    """The finite numbers of a reported dict, by name: up to `most` (None: all), those named in `first` before the others.
 
-    `value`: its JSON text; a text of more than `MAX_PARSED_CHARACTERS` has none.
+    `value`: its JSON text; with a limit, a text of more than `MAX_PARSED_CHARACTERS` has none.
     """
-    if not value.startswith("{") or len(value) > MAX_PARSED_CHARACTERS:
+    if not value.startswith("{") or (most is not None and len(value) > MAX_PARSED_CHARACTERS):
         return {}
     # Lists of trials ask for the numbers of each trial again and again.
-    numbers = _numbers_in if len(value) <= MAX_SHOWN_CHARACTERS else _numbers_in_long
+    is_kept = most is not None and len(value) > MAX_SHOWN_CHARACTERS
+    numbers = _numbers_in_long if is_kept else _numbers_in
     return numbers(value, most, tuple(first), without_default)
 
 
-def _numbers_in(value: str, most: int, first: tuple[str, ...], without_default: bool) -> Mapping[str, float]:
+def _numbers_in(
+    value: str, most: int | None, first: tuple[str, ...], without_default: bool
+) -> Mapping[str, float]:
     try:
         entries = parsed_json(value)
     except ValueError:
         return {}
     chosen = {name: entries[name] for name in first if name in entries} | entries
     numbers = (
-        (name, finite_number(entry))
-        for name, entry in islice(chosen.items(), most)
-        if not (without_default and name == "default")
+        (name, number)
+        for name, entry in chosen.items()
+        if not (without_default and name == "default") and (number := finite_number(entry)) is not None
     )
-    return {name: number for name, number in numbers if number is not None}
+    return dict(islice(numbers, most))
 
 
 _numbers_in_long = lru_cache(maxsize=10_000)(_numbers_in)

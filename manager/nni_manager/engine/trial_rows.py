@@ -2,23 +2,27 @@
 
 import json
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from nni_manager.domain.message_summary import message_summary
-from nni_manager.domain.metrics import numbers_in, reward
+from nni_manager.domain.metrics import MAX_PARSED_CHARACTERS, numbers_in, reward
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.serializers import ms, why_of
 
 # A table of ten thousand rows shows one line of a trial's texts.
 _MAX_CELL = 256
 _MAX_MESSAGE = 300
-# The maximum number of names of a metric that are shown as columns.
+# The maximum number of metrics that are shown as columns.
 _MAX_METRICS = 20
 
 
-def row_view(trial: Trial) -> dict[str, Any]:
-    """One row of a table of all trials: small, and without values that change over time by themselves."""
-    parameters = row_parameters(trial)
+def row_view(trial: Trial, *, is_whole: bool = False) -> dict[str, Any]:
+    """One row of a table of all trials: small, and without values that change over time by themselves.
+
+    `is_whole`: with all parameters and metrics in full, for downloads. Else `cut` marks a row that leaves some out.
+    """
+    parameters = trial.parameters if is_whole else row_parameters(trial)
     reason = trial.run.reason and trial.run.reason.value
     row = {
         "id": trial.trial_id,
@@ -50,9 +54,12 @@ def row_view(trial: Trial) -> dict[str, Any]:
         row["note"] = note
     if trial.warning:
         row["warning"] = trial.warning.partition("\n")[0][:_MAX_MESSAGE]
-    if metrics := row_metrics(trial):
-        row["metrics"] = metrics
-    return row if parameters == trial.parameters else row | {"cut": True}
+    metrics = _metrics(trial, None if is_whole else _MAX_METRICS + 1)
+    if metrics:
+        row["metrics"] = metrics if is_whole else _first(metrics)
+    if parameters != trial.parameters or (not is_whole and _leaves_out(trial, metrics)):
+        row["cut"] = True
+    return row
 
 
 def row_parameters(trial: Trial) -> dict[str, Any]:
@@ -86,11 +93,25 @@ def row_metrics(trial: Trial) -> Mapping[str, float]:
 
     `default` is left out where it is the first objective.
     """
+    return _first(_metrics(trial, _MAX_METRICS + 1))
+
+
+def _first(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    return metrics if len(metrics) <= _MAX_METRICS else dict(islice(metrics.items(), _MAX_METRICS))
+
+
+def _leaves_out(trial: Trial, metrics: Mapping[str, float]) -> bool:
+    """True if a row has not all numbers of the result. `metrics`: up to one more than it has."""
+    if len(metrics) > _MAX_METRICS:
+        return True
+    result = trial.result
+    return result is not None and len(result) > MAX_PARSED_CHARACTERS and result.startswith("{")
+
+
+def _metrics(trial: Trial, most: int | None) -> Mapping[str, float]:
     if trial.result is None:
         return {}
-    return numbers_in(
-        trial.result, _MAX_METRICS, trial.metrics, without_default=trial.metrics[0] == "default"
-    )
+    return numbers_in(trial.result, most, trial.metrics, without_default=trial.metrics[0] == "default")
 
 
 def _cell(value: Any) -> Any:

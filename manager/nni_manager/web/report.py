@@ -102,6 +102,7 @@ def _documents(folder: ExperimentFolder) -> dict[str, Any]:
     every = list(experiment.trials.values())
     front = experiment.leaderboard.front if objectives.has_several else ()
     trials = sampled(every, MAX_TRIALS, maximize=experiment.leaderboard.maximize, front=front)
+    rows = [row_view(trial) for trial in trials]
     results = [(trial.parameters, trial.result) for trial in every if trial.result is not None]
     importances = {
         each.metric: importance_of(results, each.metric, maximize=each.mode == "maximize").to_json()
@@ -127,7 +128,12 @@ def _documents(folder: ExperimentFolder) -> dict[str, Any]:
             "version": "",
             "reset": True,
             "summary": summary,
-            "trials": [row_view(trial) for trial in trials],
+            "trials": rows,
+        },
+        "wholeRows": {
+            trial.trial_id: row_view(trial, is_whole=True)
+            for trial, row in zip(trials, rows, strict=True)
+            if "cut" in row
         },
         "profile": profiles.profile_view(snapshot),
         "configuration": profiles.configuration_view(snapshot),

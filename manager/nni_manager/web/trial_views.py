@@ -29,6 +29,8 @@ _TEXTS_TIMEOUT_S = 300.0
 """The searched texts are kept so long after the last search: some hundred bytes per trial, and 20 µs to compute."""
 # Encoding a row takes 15 µs; the event loop yields to other tasks after this many rows.
 _ROWS_AT_ONCE = 500
+# A whole row may have a megabyte, so it is encoded in a thread, and few are in memory at a time.
+_WHOLE_ROWS_AT_ONCE = 20
 
 
 @dataclass(slots=True)
@@ -59,9 +61,12 @@ class TrialViews:
         self._has_tags = False
 
     async def window(
-        self, query: Query, first: int, limit: int, around: str | None = None
+        self, query: Query, first: int, limit: int, around: str | None = None, *, is_whole: bool = False
     ) -> AsyncIterator[bytes]:
-        """A range of a view as a JSON document, in chunks. `around`: a trial that the range has in its middle, if it matches."""
+        """A range of a view as a JSON document, in chunks. `around`: a trial that the range has in its middle, if it matches.
+
+        `is_whole`: see `row_view`.
+        """
         view = await self._view(query)
         place = None
         if around is not None:
@@ -70,7 +75,7 @@ class TrialViews:
             place = view.place.get(around)
             first = max(0, place - limit // 2) if place is not None else first
         head = {"matching": len(view.ids), "offset": first, "place": place}
-        return self._document(head, view.ids[first : first + limit])
+        return self._document(head, view.ids[first : first + limit], is_whole=is_whole)
 
     async def sample(self, query: Query, limit: int) -> AsyncIterator[bytes]:
         """A sample of the trials that match, as a JSON document in chunks, with the names of all parameters and metrics.
@@ -105,15 +110,19 @@ class TrialViews:
         }
         return self._document(head, known.ids)
 
-    async def _document(self, head: dict[str, Any], ids: list[str]) -> AsyncIterator[bytes]:
+    async def _document(
+        self, head: dict[str, Any], ids: list[str], *, is_whole: bool = False
+    ) -> AsyncIterator[bytes]:
         head = {"total": len(self._snapshot().experiment.trials)} | head
         yield to_json(head)[:-1] + b',"trials":['
-        for first in range(0, len(ids), _ROWS_AT_ONCE):
+        rows_at_once = _WHOLE_ROWS_AT_ONCE if is_whole else _ROWS_AT_ONCE
+        for first in range(0, len(ids), rows_at_once):
             if first:
                 await asyncio.sleep(0)
             trials = self._snapshot().experiment.trials
-            rows = [to_json(row_view(trials[trial_id])) for trial_id in ids[first : first + _ROWS_AT_ONCE]]
-            yield (b"," if first else b"") + b",".join(rows)
+            chosen = [trials[trial_id] for trial_id in ids[first : first + rows_at_once]]
+            rows = await asyncio.to_thread(_rows, chosen, is_whole=True) if is_whole else _rows(chosen)
+            yield (b"," if first else b"") + rows
         yield b"]}"
 
     async def _view(self, query: Query) -> _View:
@@ -176,6 +185,10 @@ class TrialViews:
         self._has_tags = self._has_tags or any(trial.remarks.tags for trial in changed)
         changed.sort(key=lambda trial: trial.sequence_id)
         await asyncio.to_thread(names_in, changed, self._parameters, self._metrics)
+
+
+def _rows(trials: list[Trial], *, is_whole: bool = False) -> bytes:
+    return b",".join(to_json(row_view(trial, is_whole=is_whole)) for trial in trials)
 
 
 def _keep(kept: "OrderedDict[Any, _View]", key: Any, view: _View) -> None:

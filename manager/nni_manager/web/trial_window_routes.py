@@ -49,6 +49,7 @@ _OF_WINDOW: Mapping[str, Schema] = {
     "descending": {"type": "boolean"},
     "offset": {"type": "integer", "minimum": 0, "maximum": _MAX_OFFSET},
     "around": {"type": "string"},
+    "whole": {"type": "boolean", "description": "With all parameters and metrics in full."},
 }
 
 
@@ -68,13 +69,15 @@ class TrialWindowRoutes:
     async def trial_window(self, request: Request) -> Response:
         """A range of the trials that match, in the order of a column: `limit` of them from `offset`, or around a trial.
 
-        `_FILTERS` describes the filters.
+        Rows leave out long values of parameters and the metrics after the first 20, and are then marked as `cut`; with `whole`
+        they have all in full. `_FILTERS` describes the filters.
         """
         refuse_unknown(request, _OF_WINDOW)
         query = _query_of(request)
         first = whole_number(request, "offset", 0, _MAX_OFFSET) or 0
         limit = whole_number(request, "limit", 1, MAX_LIMIT) or _WINDOW
-        pieces = await self._views.window(query, first, limit, request.query_params.get("around"))
+        around, is_whole = request.query_params.get("around"), is_true(request, "whole")
+        pieces = await self._views.window(query, first, limit, around, is_whole=is_whole)
         return streamed(request, pieces, Json.media_type)
 
     async def trial_sample(self, request: Request) -> Response:

@@ -1,23 +1,24 @@
 /** The shown trials as a CSV file (RFC 4180). */
 import { h } from "./dom.js";
 import { runSeconds } from "./format.js";
-import { METRIC_PREFIX } from "./metrics.js";
-import { flat } from "./parameters.js";
-import { notify } from "./widgets/dialog.js";
+import { METRIC_PREFIX, metricNamesOf } from "./metrics.js";
+import { flat, namesOf } from "./parameters.js";
 
 /** @import { Row } from "./types.js" */
 
 /**
  * A line for each trial: number, id, state, result, duration in seconds, its other metrics, its tags if a trial has any, and each
- * parameter.
+ * parameter. A parameter with the name of another column is `parameter/NAME`, as in `nnictl experiment export`.
  *
- * @param {readonly Row[]} rows
- * @param {readonly string[]} names  of the parameters
- * @param {readonly string[]} [metrics]
+ * @param {readonly Row[]} rows  with all values in full
  */
-export function csvOf(rows, names, metrics = []) {
+export function csvOf(rows) {
+  const names = namesOf(rows, Infinity);
+  const metrics = metricNamesOf(rows, Infinity);
   const ofTags = rows.some((row) => row.tags) ? ["tags"] : [];
-  const head = ["number", "trialJobId", "state", "value", "durationS", ...metrics.map((name) => METRIC_PREFIX + name), ...ofTags, ...names.map((name) => (OWN.includes(name) ? `parameter/${name}` : name))];
+  const own = ["number", "trialJobId", "state", "value", "durationS", ...metrics.map((name) => METRIC_PREFIX + name)];
+  const taken = new Set([...own, "tags"]);
+  const head = [...own, ...ofTags, ...names.map((name) => (taken.has(name) ? `parameter/${name}` : name))];
   const lines = rows.map((row) => {
     const parameters = flat(row.parameters);
     const ended = row.end === null ? null : runSeconds(row, row.end);
@@ -25,8 +26,6 @@ export function csvOf(rows, names, metrics = []) {
   });
   return [head, ...lines].map((cells) => cells.map(cell).join(",")).join("\r\n") + "\r\n";
 }
-
-const OWN = ["number", "trialJobId", "state", "value", "durationS", "tags"];
 
 /** @param {unknown} value */
 function cell(value) {
@@ -45,14 +44,4 @@ export function saveAs(name, text) {
   h("a", { href: address, download: name }).click();
   // The download has begun by then.
   setTimeout(() => URL.revokeObjectURL(address), 60_000);
-}
-
-/**
- * Say that a downloaded file has cut values, and which command writes them whole: rows of the table have no long values.
- *
- * @param {readonly Row[]} rows
- * @param {string} command
- */
-export function tellOfCuts(rows, command) {
-  if (rows.some((row) => row.cut)) notify(`Long values are cut in this file. \`${command}\` writes them whole.`, "bad");
 }

@@ -26,6 +26,9 @@ import { short } from "./plain.js";
  * @typedef {Filters & {order: Order}} Query
  */
 
+/** @type {Query} */
+export const ALL_TRIALS = { states: new Set(), text: "", conditions: [], order: { column: "seq", descending: false } };
+
 /** @type {readonly Operator[]} */
 export const OPERATORS = ["=", "≠", "<", "≤", ">", "≥", "contains"];
 

@@ -27,7 +27,7 @@
  * @property {boolean} customized
  * @property {{[name: string]: number}} [metrics]  the numbers beside the default one in a result that is a dict
  * @property {true} [infeasible]  the result violates a constraint
- * @property {true} [cut]  long parameter values are truncated; the trial itself has the full values
+ * @property {true} [cut]  long parameter values or some metrics are left out; the trial itself has all
  *
  * @typedef {object} UsageFigures
  * @property {number} cpuPercent

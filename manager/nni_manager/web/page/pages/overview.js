@@ -1,16 +1,17 @@
 /** `/oview`: the state, the best results, the failures, and the limits that can be changed. */
 
-import { tellOfCuts } from "../csv.js";
 import { fill, h, link, say, setAttribute, whenChanged } from "../dom.js";
 import * as format from "../format.js";
 import { flat } from "../parameters.js";
 import { plain, short } from "../plain.js";
 import { bestSoFar, endedWithResult, MOST_MARKS, thinned } from "../series.js";
+import { ALL_TRIALS } from "../query.js";
 import { api, report } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
 import { badge, card, codeVersion, experimentBadge, facts, resultName, time, topTable, trialLink, trouble, whyNoResult } from "../widgets/facts.js";
 import { Sample } from "../state/sample.js";
+import { wholeTrials } from "../state/trial_source.js";
 import { frontChart } from "./front_chart.js";
 import { NoticeBox } from "../widgets/notices.js";
 import { RemarksEditor } from "../widgets/remarks.js";
@@ -125,12 +126,11 @@ export function overview({ live, go, notices }) {
  */
 async function download(live) {
   await attempt(async () => {
-    const trials = live.isWindowed ? (await api.everything()).trials : live.rows.all;
+    const trials = await wholeTrials(live, ALL_TRIALS, live.rows.all);
     const content = { summary: live.summary, profile: await api.profile(), trials };
     const url = URL.createObjectURL(new Blob([JSON.stringify(content, null, 2)], { type: "application/json" }));
     h("a", { href: url, download: `${live.summary?.id ?? "experiment"}.json` }).click();
     URL.revokeObjectURL(url);
-    tellOfCuts(trials, `nnictl experiment export ${live.summary?.id} --type json`);
   });
 }
 

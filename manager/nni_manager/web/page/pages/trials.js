@@ -6,11 +6,11 @@ import { METRIC_PREFIX } from "../metrics.js";
 import { flat, shown } from "../parameters.js";
 import { plain, short } from "../plain.js";
 import { conditionText, OPERATORS } from "../query.js";
-import { trialSource } from "../state/trial_source.js";
+import { trialSource, wholeTrials } from "../state/trial_source.js";
 import { attempt, notify } from "../widgets/dialog.js";
 import { metricTitle, resultName } from "../widgets/facts.js";
 import { TrialTable } from "../widgets/table.js";
-import { csvOf, saveAs, tellOfCuts } from "../csv.js";
+import { csvOf, saveAs } from "../csv.js";
 import { openCompare } from "./compare.js";
 import { fragment } from "./page.js";
 import { trialDetail } from "./trial_detail.js";
@@ -85,9 +85,7 @@ export function trials({ live, announce }) {
   const download = h("button", { type: "button", "data-test": "download-csv", click: async () => {
     download.disabled = true;
     await attempt(async () => {
-      const rows = await source.all();
-      saveAs("trials.csv", csvOf(rows, names, metrics));
-      tellOfCuts(rows, `nnictl experiment export ${live.summary?.id} --type csv --all`);
+      saveAs("trials.csv", csvOf(await wholeTrials(live, query, source.rows)));
     });
     download.disabled = false;
   } }, "Download CSV");

@@ -3,7 +3,7 @@
 import { Refused } from "../state/requests.js";
 import { textOf } from "./embedded.js";
 
-/** @import { Changes, Configuration, Importance, Metric, Trial } from "../types.js" */
+/** @import { Changes, Configuration, Importance, Metric, Row, Trial } from "../types.js" */
 
 /**
  * @typedef {object} Documents
@@ -13,6 +13,7 @@ import { textOf } from "./embedded.js";
  * @property {Configuration} configuration
  * @property {{[metric: string]: Importance}} importances  of each objective
  * @property {{[id: string]: Trial}} trials
+ * @property {{[id: string]: Row}} wholeRows  of trials whose row leaves out values
  * @property {{[id: string]: Metric[]}} intermediates
  * @property {{[digest: string]: string[]}} packages
  */
@@ -47,7 +48,8 @@ function importanceOf(metric) {
 
 export const api = {
   changes: () => answer(documents.changes),
-  everything: () => answer(documents.changes),
+  /** @param {unknown} _ @param {readonly Row[]} rows */
+  wholeTrials: (_, rows) => answer(rows.map((row) => documents.wholeRows[row.id] ?? row)),
   profile: () => answer(documents.profile),
   configuration: () => answer(documents.configuration),
   /** @param {string} metric */

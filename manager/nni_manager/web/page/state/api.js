@@ -2,8 +2,11 @@
 
 import { ask, change, FIRST_CHANGES, send } from "./requests.js";
 
-/** @import { Attempt, Changes, Configuration, Gpu, Importance, Job, KnownExperiment, LogPiece, Metric, Remarks, RemarksChange, Trial, TrialSample, TrialWindow, UsageSample } from "../types.js" */
+/** @import { Attempt, Changes, Configuration, Gpu, Importance, Job, KnownExperiment, LogPiece, Metric, Remarks, RemarksChange, Row, Trial, TrialSample, TrialWindow, UsageSample } from "../types.js" */
 /** @import { Filters, Query } from "../query.js" */
+
+/** Number of trials of one request for all of them. */
+const PAGE = 5000;
 
 /** When the report was made; null: this is no report, see report/api.js. @type {{madeAt: number} | null} */
 export const report = null;
@@ -26,18 +29,35 @@ function trialPath(id) {
 export const api = {
   /** @param {string | null} since @returns {Promise<Changes>} */
   changes: (since) => ask(since === null ? FIRST_CHANGES : `${FIRST_CHANGES}&since=${encodeURIComponent(since)}`),
-  /** All trials, also of a large experiment. @returns {Promise<Changes>} */
-  everything: () => ask("/changes"),
+  /**
+   * All trials that match, in order, with all values in full.
+   *
+   * @param {Query} query
+   * @param {readonly Row[]} _  the trials in the page, of which a report has no others
+   * @returns {Promise<readonly Row[]>}
+   */
+  wholeTrials: async (query, _) => {
+    /** @type {Map<string, Row>} */
+    const found = new Map();
+    for (let offset = 0, matching = 1; offset < matching; offset += PAGE) {
+      const page = await api.trialWindow(query, { offset, limit: PAGE, whole: true });
+      matching = page.matching;
+      // A trial that changes in the meantime may be on two pages.
+      for (const row of page.trials) found.set(row.id, row);
+    }
+    return [...found.values()];
+  },
   /**
    * A range of the trials that match, in order.
    *
    * @param {Query} query
-   * @param {{offset?: number, around?: string, limit: number}} range  `around`: the id of a trial in its middle
+   * @param {{offset?: number, around?: string, limit: number, whole?: boolean}} range  `around`: the id of a trial in its middle;
+   *   `whole`: with all values in full
    * @returns {Promise<TrialWindow>}
    */
-  trialWindow: (query, { offset = 0, around, limit }) =>
+  trialWindow: (query, { offset = 0, around, limit, whole = false }) =>
     ask("/trial-window?" + new URLSearchParams({
-      ...filtersOf(query), sort: query.order.column, descending: String(query.order.descending), offset: String(offset), limit: String(limit),
+      ...filtersOf(query), sort: query.order.column, descending: String(query.order.descending), offset: String(offset), limit: String(limit), whole: String(whole),
       ...(around === undefined ? {} : { around }),
     })),
   /** @param {Filters} filters @param {number} limit @returns {Promise<TrialSample>} */

@@ -1,5 +1,6 @@
 /** A sample of the trials of a large experiment, chosen by the manager for charts. */
 
+import { ALL_TRIALS } from "../query.js";
 import { api } from "./api.js";
 
 /** @import { Row } from "../types.js" */
@@ -9,8 +10,6 @@ import { api } from "./api.js";
 const LOAD_EVERY_MS = 15_000;
 /** Minimum ratio of pause to load time. */
 const REST_PER_LOAD = 10;
-/** @type {Filters} */
-const ALL = { states: new Set(), text: "", conditions: [] };
 
 export class Sample {
   /** @type {Row[]} */
@@ -23,7 +22,8 @@ export class Sample {
   /** @type {string[]} */
   metrics = [];
   hasTags = false;
-  #filters = ALL;
+  /** @type {Filters} */
+  #filters = ALL_TRIALS;
   #isBusy = false;
   #isStale = false;
   #isClosed = false;

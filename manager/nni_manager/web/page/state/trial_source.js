@@ -19,8 +19,6 @@ const CHUNK = 50;
 const MOST_CHUNKS = 200;
 /** Minimum interval between reloads of the shown trials after changes. */
 const RELOAD_EVERY_MS = 1000;
-/** Number of trials of one request for all of them. */
-const PAGE = 5000;
 /** Number of trials for the charts, besides the best and the improvements. */
 const SAMPLE = 3000;
 
@@ -38,7 +36,6 @@ const SAMPLE = 3000;
  * @property {(first: number, last: number) => void} need  these places are shown
  * @property {(id: string) => Promise<number>} place  the index of a trial, loaded; -1: it does not match
  * @property {(id: string) => Promise<boolean>} has  true if the experiment has the trial
- * @property {() => Promise<readonly Row[]>} all  all matching trials
  * @property {() => void} close
  */
 
@@ -50,6 +47,18 @@ const SAMPLE = 3000;
  */
 export function trialSource(live, query, onChange) {
   return live.isWindowed ? new TrialWindows(live, query, onChange) : new AllTrials(live, query, onChange);
+}
+
+/**
+ * All trials that match, in order, with all values in full, for a download.
+ *
+ * @param {Live} live
+ * @param {Query} query
+ * @param {readonly (Row | undefined)[]} rows  those in the page
+ */
+export function wholeTrials(live, query, rows) {
+  const here = rows.filter((row) => row !== undefined);
+  return live.isWindowed || here.some((row) => row.cut) ? api.wholeTrials(query, here) : Promise.resolve(here);
 }
 
 /** @implements {TrialSource} */
@@ -117,10 +126,6 @@ class AllTrials {
   /** @param {string} id */
   has(id) {
     return Promise.resolve(this.live.rows.byId.has(id));
-  }
-
-  all() {
-    return Promise.resolve(this.rows);
   }
 
   close() {
@@ -239,19 +244,6 @@ class TrialWindows {
   /** @param {string} id */
   async has(id) {
     return (await api.trialWindow({ ...this.query, states: new Set(), text: "", conditions: [] }, { around: id, limit: 1 })).place !== null;
-  }
-
-  async all() {
-    const { query } = this;
-    /** @type {Map<string, Row>} */
-    const found = new Map();
-    for (let offset = 0, matching = 1; offset < matching; offset += PAGE) {
-      const page = await api.trialWindow(query, { offset, limit: PAGE });
-      matching = page.matching;
-      // A trial that changes in the meantime may be on two pages.
-      for (const row of page.trials) found.set(row.id, row);
-    }
-    return [...found.values()];
   }
 
   close() {
