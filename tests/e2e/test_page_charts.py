@@ -414,6 +414,10 @@ def test_parameters_and_categories_with_the_same_start_are_drawn_apart(browser, 
         slice_chart = person.page.get_by_label("Result against one parameter")
         expect(slice_chart.get_by_text("/bert.pt")).to_be_visible()
         expect(slice_chart.get_by_text("/roberta.pt")).to_be_visible()
+        person.see("tab-parallel").click()
+        lines = person.page.get_by_label("Parameters and result of each trial")
+        for end in ("pout/rate", "pout/kind", "oberta.pt", "/bert.pt"):
+            expect(lines.locator(".annotation-text", has_text=end)).to_be_visible()
 
 
 def test_the_importance_chart_first_shows_its_progress_and_then_its_method(person):

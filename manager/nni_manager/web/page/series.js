@@ -193,21 +193,18 @@ function numericAxis(name, values, isLog) {
   const back = usesLog ? Math.exp : scale;
   const from = scale(low);
   const span = scale(high) - from;
+  // With three digits, all ticks between 0.9712 and 0.9714 would be 0.971, which is below the axis.
+  const digits = Math.min(17, 3 + Math.max(0, Math.floor(Math.log10(Math.max(Math.abs(low), Math.abs(high)) / (high - low)))));
   /** @param {number} at */
   const valueAt = (at) => (at <= 0 ? low : at >= 1 ? high : back(from + at * span));
   return {
     id: name,
     name,
     bottom: 0,
-    ticks: [0, 0.25, 0.5, 0.75, 1].map((at) => ({ at, label: shown(at === 0 || at === 1 ? valueAt(at) : brief(valueAt(at))) })),
+    ticks: [0, 0.25, 0.5, 0.75, 1].map((at) => ({ at, label: shown(at === 0 || at === 1 ? valueAt(at) : Number(valueAt(at).toPrecision(digits))) })),
     place: (value) => (typeof value === "number" ? (scale(value) - from) / span : null),
     valueAt,
   };
-}
-
-/** @param {number} value */
-function brief(value) {
-  return Number(value.toPrecision(3));
 }
 
 /**

@@ -9,7 +9,7 @@ import { fill, h, say } from "../dom.js";
 import * as format from "../format.js";
 import { isMarked, markText } from "../marks.js";
 import { METRIC_PREFIX } from "../metrics.js";
-import { short } from "../plain.js";
+import { distinctShort } from "../plain.js";
 import { named } from "../query.js";
 import { MOST_LINES, parallel, SHADES, thinned, top, valued } from "../series.js";
 import { Chart, colours, label } from "../widgets/charts.js";
@@ -198,10 +198,11 @@ function figure(axes, lines, faded, maximize) {
     line: { width, simplify: false, color: mix(colour["shade-low"] ?? "", colour["shade-high"] ?? "", index / (SHADES - 1)) },
   }));
   traces.unshift({ ...strokes(faded, axes.length), opacity: 0.6, line: { width: 0.7, simplify: false, color: colour["line"] } });
+  const texts = axisTexts(axes);
   const annotations = axes.flatMap((axis, index) => [
-    { x: index, y: 1, yshift: 18, text: label(short(axis.name, 18)), showarrow: false, font: { size: 12, weight: 600 } },
-    ...axis.ticks.filter((_, at) => axis.ticks.length <= 9 || at % Math.ceil(axis.ticks.length / 9) === 0).map(({ at, label: text }) =>
-      ({ x: index, y: at, xshift: index === axes.length - 1 ? -4 : 4, xanchor: index === axes.length - 1 ? "right" : "left", text: label(short(text, 14)), showarrow: false, font: { size: 10, color: colour["text"] }, bgcolor: colour["surface"], opacity: 0.9 })),
+    { x: index, y: 1, yshift: 18, text: label(texts[index]?.name ?? ""), showarrow: false, font: { size: 12, weight: 600 } },
+    ...axis.ticks.filter((_, at) => axis.ticks.length <= 9 || at % Math.ceil(axis.ticks.length / 9) === 0).map((tick) =>
+      ({ x: index, y: tick.at, xshift: index === axes.length - 1 ? -4 : 4, xanchor: index === axes.length - 1 ? "right" : "left", text: label(texts[index]?.tick(tick) ?? ""), showarrow: false, font: { size: 10, color: colour["text"] }, bgcolor: colour["surface"], opacity: 0.9 })),
   ]);
   return {
     traces: traces.filter((trace) => trace["y"].length > 0),
@@ -211,6 +212,21 @@ function figure(axes, lines, faded, maximize) {
       xaxis: { visible: false, fixedrange: true, range: [-FRAME.beside, axes.length - 1 + FRAME.beside] }, yaxis: { visible: false, fixedrange: true, range: [-FRAME.above, 1 + FRAME.above] },
     },
   };
+}
+
+/**
+ * The short name of each axis and of its ticks. Names are different from each other, and so are categories; numbers are in full.
+ *
+ * @param {readonly Axis[]} axes
+ */
+export function axisTexts(axes) {
+  // The default metric's id is only the prefix.
+  const keyOf = (/** @type {Axis} */ { id, name }) => (id === METRIC_PREFIX ? id + name : id);
+  const names = distinctShort(new Map(axes.map((axis) => [keyOf(axis), axis.name])), 18);
+  return axes.map((axis) => {
+    const words = distinctShort(new Map(axis.ticks.flatMap(({ word, label: text }) => (word === undefined ? [] : [[word, text]]))), 14);
+    return { name: names.get(keyOf(axis)) ?? "", tick: (/** @type {Axis["ticks"][number]} */ { word, label: text }) => (word === undefined ? text : (words.get(word) ?? "")) };
+  });
 }
 
 /**
