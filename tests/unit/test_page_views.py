@@ -383,10 +383,16 @@ def test_importance_is_computed_once_for_unchanged_results(played, monkeypatch):
         async with client_of(played) as client:
             answers = await asyncio.gather(*(client.get("/importance") for _ in range(3)))
             assert all(answer.json()["why"].startswith("0 trials have") for answer in answers)
-            await client.get("/importance?metric=loss")
+            # Two pages that show different metrics
+            for metric in ("loss", "default", "loss"):
+                await client.get(f"/importance?metric={metric}")
+            assert evaluated == ["default", "loss"]
+            others = [f"m{number}" for number in range(experiment_routes.MAX_IMPORTANCES)]
+            for metric in (*others, others[0], "loss"):
+                await client.get(f"/importance?metric={metric}")
+            assert evaluated == ["default", "loss", *others, "loss"], "only the last ones are kept"
 
     asyncio.run(ask())
-    assert evaluated == ["default", "loss"]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ def importance_of(
     """The influence of each parameter on whether a trial is among the best tenth.
 
     `results`: the parameters and the final result (JSON text) of each trial. `metric`: the name of the number in a result that
-    is a dict. A nested choice is a separate parameter with the path "outer/inner".
+    is a dict. A nested choice is a separate parameter with the path "outer/inner". Results that violate a constraint count, as in
+    Optuna, whose evaluators do not read constraints.
     """
     known = [
         (dict(_flat(parameters)), value)

@@ -28,6 +28,8 @@ MAX_CHANGE_BYTES = 4 * 1024 * 1024
 # Limits the response for a trial that the cluster restarts often.
 MAX_ATTEMPTS = 100
 MAX_ENDED_JOBS = 200
+# Open pages may show the importance for different metrics.
+MAX_IMPORTANCES = 8
 # The query parameter `from` of a retry.
 RETRY_FROM = ("start", "checkpoint")
 _LAST_SEQUENCE_ID = 2**62
@@ -42,8 +44,8 @@ class ExperimentRoutes:
         self._reads = reads
         self._engine = reads.engine
         self._end = end
-        self._importance: tuple[tuple[str, int], Importance] | None = None
-        """The last evaluated importance, keyed by metric and number of results."""
+        self._importances: dict[tuple[str, int], Importance] = {}
+        """The last evaluated ones, oldest first, by metric and number of results."""
         self._importance_lock = asyncio.Lock()
 
     def operations(self) -> list[Operation]:
@@ -303,12 +305,15 @@ class ExperimentRoutes:
         ]
         key = metric, len(results)
         async with self._importance_lock:  # concurrent requests share one evaluation
-            if self._importance is None or self._importance[0] != key:
+            if key not in self._importances:
                 of_metric = next((each for each in objectives.all if each.metric == metric), objectives.first)
                 maximize = of_metric.mode == "maximize"
                 evaluate = partial(importance_of, results, metric, maximize=maximize)
-                self._importance = key, await asyncio.to_thread(evaluate)
-        return Json(self._importance[1].to_json())
+                self._importances[key] = await asyncio.to_thread(evaluate)
+                if len(self._importances) > MAX_IMPORTANCES:
+                    del self._importances[next(iter(self._importances))]
+            found = self._importances[key]
+        return Json(found.to_json())
 
     async def jobs(self, _: Request) -> Response:
         """The active jobs and the newest terminal ones, with their trials and transports."""
