@@ -492,6 +492,10 @@ def test_downloads_have_long_values_and_all_numbers_of_results(browser, tmp_path
         for row in rows:
             assert row["prompt"] == "word " * 1000
             assert [row[f"value/m{each}"] for each in range(60)] == [str(each) for each in range(60)]
+        for number in ("0", "1"):
+            person.page.get_by_label(f"Select trial {number} to compare").check()
+        person.see("compare").click()
+        expect(person.see("comparison").locator("th[scope=row]", has_text="m59")).to_be_visible()
         person.go(f"{view.origin}/oview")
         with person.page.expect_download() as download:
             person.see("download").click()

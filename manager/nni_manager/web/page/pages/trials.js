@@ -80,7 +80,7 @@ export function trials({ live, announce }) {
   const charts = new TrialCharts(live, (id) => void open(id), (marks) => conditions.add(marks));
   const total = h("span", { class: "muted", "data-test": "table-count", role: "status" });
   const compare = h("button", { type: "button", "data-test": "compare", disabled: true, click: () => {
-    openCompare([...table.selected].map((id) => live.rows.byId.get(id)).filter((row) => row !== undefined), live);
+    void attempt(() => openCompare([...table.selected].map((id) => live.rows.byId.get(id)).filter((row) => row !== undefined), live));
   } }, "Compare");
   const download = h("button", { type: "button", "data-test": "download-csv", click: async () => {
     download.disabled = true;
