@@ -127,6 +127,8 @@ class TrialContext:
                     f"cannot use {path}: it is not a JSON object with parameter_id and parameters; "
                     "do not change the file that the keeper wrote"
                 )
+            # Training code that empties or replaces os.environ is still this trial.
+            self._environ = dict(self._environ)
             self.loaded = content
             self._report_interpreter()
         return self.loaded

@@ -212,6 +212,14 @@ def test_a_new_process_appends_its_reports_to_the_existing_file(trial_of, enviro
     assert [r.value for r in records(TrialContext(environ))] == ["1", "2"]
 
 
+def test_a_process_that_empties_its_environment_is_still_the_trial(trial, environ):
+    nni.get_next_parameter()
+    environ.clear()
+    nni.report_final_result(0.5)
+    assert [each.value for each in records(trial)] == ["0.5"]
+    assert (nni.get_trial_id(), nni.should_stop()) == ("tRiAl", False)
+
+
 def test_the_metrics_file_is_created_by_the_first_report(trial, tmp_path):
     nni.get_next_parameter()
     assert os.listdir(tmp_path) == ["parameter.cfg"]
