@@ -34,6 +34,7 @@ class NNICallback(Callback):
 
     def on_train_begin(self, logs: "Any" = None) -> None:
         """See Keras. The model has been built by now, so that its weights and the optimizer's can be loaded."""
+        self._reporter.training_starts()
         if self.training.model is not None:
             rate = self.model.optimizer.learning_rate
             # A schedule is not among the weights.

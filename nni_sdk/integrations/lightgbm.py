@@ -43,6 +43,8 @@ class NNICallback:
     def __call__(self, env: "Any") -> None:
         """See LightGBM: an `EarlyStopException` ends training."""
         results = env.evaluation_result_list or []
+        if env.iteration == env.begin_iteration:
+            self._reporter.training_starts()
         if self._is_first_process:
             self._reporter.report({f"{data}-{name}": value for data, name, value, *_ in results})
             # LightGBM refuses to train no round, so the last one is left to an attempt that continues.

@@ -36,6 +36,7 @@ class LightningHooks:
         Raises:
             ValueError: another process than the first one has loaded another checkpoint, or none.
         """
+        self._reporter.training_starts()
         own = self.training.rounds
         first = trainer.strategy.broadcast(own)
         if trainer.strategy.reduce_boolean_decision(own != first, all=False):

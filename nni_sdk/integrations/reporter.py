@@ -68,6 +68,14 @@ class MetricReporter:
         """True from the first intermediate result on."""
         return self.final is not None
 
+    def training_starts(self) -> None:
+        """Start with no values if a training has ended before this one: the callback is used again.
+
+        The final result of this training is reported as well. Only the first one of a trial counts, and the SDK warns.
+        """
+        if self._is_finished:
+            self.final, self._is_finished, self.reported_of_history = None, False, 0
+
     def report(self, metrics: "Mapping[str, Any]") -> None:
         """Report the metric as an intermediate result. `metrics`: what the framework has measured, by name.
 
@@ -88,13 +96,15 @@ class MetricReporter:
         """
         values = {f"{data}-{name}": log for data, logs in history.items() for name, log in logs.items()}
         name = self._name_in(values)
+        if len(values[name]) < self.reported_of_history:  # of another training with the same callback
+            self.reported_of_history = 0
         for value in values[name][self.reported_of_history :]:
             # Cross-validation of XGBoost: mean and deviation.
             self.report({name: value[0] if isinstance(value, tuple) else value})
             self.reported_of_history += 1
 
     def report_final_result(self, final: "float | None" = None) -> None:
-        """Report the final result, the first time this is called; nothing as long as there is no intermediate result.
+        """Report the final result once for each training; nothing as long as there is no intermediate result.
 
         `final`: in place of the last or best value. A trial that the assessor has stopped has none: its tuner learns from the
         intermediate results, and a value of unfinished training would count as that of a complete one. Nothing is reported

@@ -53,6 +53,7 @@ class NNICallback(TrainerCallback):
         **_: "Any",
     ) -> None:
         """See transformers. Before and after the training a user may also call Trainer.evaluate."""
+        self._reporter.training_starts()
         self._is_training = True
         self._was_evaluated = self._is_cut = False
         if self.training.is_inherited and optimizer is not None:

@@ -35,6 +35,12 @@ class NNICallback(TrainingCallback):
         self.training = ContinuedTraining(self._reporter, is_saved=checkpoints)
         self._history = {}  # type: Any
 
+    def before_training(self, model: "Any") -> "Any":
+        """See XGBoost."""
+        self._reporter.training_starts()
+        self._history = {}
+        return model
+
     def after_iteration(self, model: "Any", epoch: int, evals_log: "Any") -> bool:
         """See XGBoost: True ends training."""
         self._history = evals_log

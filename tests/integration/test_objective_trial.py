@@ -143,6 +143,30 @@ def sklearn(parameters):
         model.partial_fit(x, y, classes=[0, 1])
         if number == 3:
             break
+
+
+def xgboost_twice(parameters):
+    import xgboost
+    from nni_sdk.integrations.xgboost import NNICallback
+
+    callback = NNICallback("valid-auc")
+    for rounds in (2, 3):
+        data = xgboost.DMatrix(x, y)
+        xgboost.train(
+            {"nthread": 1, "eval_metric": "auc"}, data, rounds, evals=[(data, "valid")], callbacks=[callback], verbose_eval=False
+        )
+
+
+def lightgbm_twice(parameters):
+    import lightgbm
+    from nni_sdk.integrations.lightgbm import NNICallback
+
+    callback = NNICallback("valid_0-auc")
+    for rounds in (2, 3):
+        data = lightgbm.Dataset(x, y)
+        options = {"objective": "binary", "metric": "auc", "num_threads": 1, "verbose": -1}
+        valid = lightgbm.Dataset(x, y, reference=data)
+        lightgbm.train(options, data, rounds, valid_sets=[valid], callbacks=[callback])
 """
 
 
@@ -218,6 +242,16 @@ def test_the_last_value_of_a_framework_is_the_final_result_of_a_function_that_re
     assert len(kinds) > 2
     assert (set(kinds[:-1]), kinds[-1]) == ({"PERIODICAL"}, "FINAL")
     assert values[-1] == values[-2]
+
+
+@pytest.mark.parametrize("framework", ["xgboost", "lightgbm"])
+def test_all_values_of_two_trainings_with_one_callback_are_reported_and_the_second_result_causes_a_warning(
+    run, framework
+):
+    process, records = run(f"{framework}_twice", TRAININGS, python_with(framework))
+    assert process.returncode == 0, process.stderr
+    assert [kind for kind, _ in records] == 5 * ["PERIODICAL"] + 2 * ["FINAL"]
+    assert "cannot replace the final result by" in process.stderr
 
 
 def test_a_callback_reports_its_metric_under_the_name_of_the_objective(run):

@@ -105,6 +105,23 @@ def test_a_history_that_is_reported_again_adds_only_its_new_values(folder):
     assert reported(folder) == [("PERIODICAL", 0.5), ("PERIODICAL", 0.25), ("PERIODICAL", 0.75)]
 
 
+def test_a_second_training_with_one_callback_has_its_own_values_and_final_result(folder):
+    reporter = MetricReporter("auc", "max")
+    for log in ([0.9, 0.5], [0.25]):
+        reporter.training_starts()
+        reporter.report_history({"valid": {"auc": log}})
+        reporter.finish(["auc"])
+    assert [value for kind, value in reported(folder) if kind == "PERIODICAL"] == [0.9, 0.5, 0.25]
+    assert [value for kind, value in reported(folder) if kind == "FINAL"] == [0.9, 0.25]
+
+
+def test_a_shorter_history_is_that_of_another_training(folder):
+    reporter = MetricReporter("auc")
+    for log in ([0.5, 0.75], [0.125]):
+        reporter.report_history({"valid": {"auc": log}})
+    assert [value for _, value in reported(folder)] == [0.5, 0.75, 0.125]
+
+
 @pytest.mark.parametrize("reason", ["early stopped", "stopped by user", "time limit", "job lost"])
 def test_a_stopped_trial_reports_a_final_result_unless_the_assessor_stopped_it(folder, reason):
     reporter = MetricReporter("auc")
