@@ -2,6 +2,7 @@
 
 import math
 
+import optuna
 import pytest
 import yaml
 from built_in import names_in
@@ -183,6 +184,17 @@ def test_patient_pruner_stops_a_trial_without_improvement_if_the_wrapped_pruner_
     assessment = make_of("PatientPruner", wrapped_pruner="MedianPruner")
     after_good_ones(assessment)
     assert refused_at(assessment, 20, flat) == 7
+
+
+@pytest.mark.parametrize("name", ["MedianPruner", "PercentilePruner", "ThresholdPruner", "WilcoxonPruner"])
+def test_a_pruner_without_rungs_decides_only_at_the_newest_result_of_a_running_trial(name, monkeypatch):
+    pruner, steps = getattr(optuna.pruners, name), []
+    monkeypatch.setattr(pruner, "prune", lambda self, study, trial: steps.append(trial.last_step) or False)
+    assessment = make_of(name)
+    assessment.restore([PastLearningCurve("past", 0, [0.5, 0.75, 0.5], has_succeeded=True)])
+    assessment.report("running", 0, [0.5, 0.75])
+    assessment.end("running", has_succeeded=True)
+    assert steps == [2]
 
 
 def test_threshold_pruner_stops_a_trial_that_reports_a_value_outside_the_bounds():

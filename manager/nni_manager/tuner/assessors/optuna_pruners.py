@@ -102,6 +102,11 @@ class Pruner(BaseAssessor):
             pruner=pruner,
             sampler=optuna.samplers.RandomSampler(seed=0),
         )
+        # The others record rungs, also of the steps before the newest one.
+        self._asks_for_newest_only = isinstance(
+            pruner,
+            optuna.pruners.PercentilePruner | optuna.pruners.ThresholdPruner | optuna.pruners.WilcoxonPruner,
+        )
         self._running: dict[str, tuple[optuna.Trial, int]] = {}
         """For each trial id: the trial in the study, and the number of results reported to the study."""
 
@@ -111,7 +116,7 @@ class Pruner(BaseAssessor):
 
     def end(self, trial_id: str, learning_curve: Sequence[float], *, has_succeeded: bool) -> None:
         """See `BaseAssessor`."""
-        self._report(trial_id, learning_curve)
+        self._report(trial_id, learning_curve, is_terminal=True)
         trial, _ = self._running.pop(trial_id)
         states = optuna.trial.TrialState
         if has_succeeded and learning_curve:
@@ -119,12 +124,14 @@ class Pruner(BaseAssessor):
         else:
             self._study.tell(trial, state=states.PRUNED if learning_curve else states.FAIL)
 
-    def _report(self, trial_id: str, learning_curve: Sequence[float]) -> bool:
+    def _report(self, trial_id: str, learning_curve: Sequence[float], *, is_terminal: bool = False) -> bool:
         trial, known = self._running.get(trial_id) or (self._study.ask(), 0)
         may_go_on = True
         for step, value in enumerate(learning_curve[known:], known + 1):
             trial.report(value, step)
-            may_go_on = not trial.should_prune()
+            is_newest = step == len(learning_curve) and not is_terminal
+            if is_newest or not self._asks_for_newest_only:
+                may_go_on = not trial.should_prune()
         self._running[trial_id] = trial, len(learning_curve)
         return may_go_on
 
