@@ -101,6 +101,20 @@ def test_a_job_file_that_is_not_utf_8_is_refused(nnictl, here, command):
     assert (code, err) == (1, "ERROR: cannot read job.yml: byte 6 is not UTF-8; save the file as UTF-8\n")
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_config_check_reads_a_pipe_once(nnictl, here, options):
+    reader, writer = os.pipe()
+    with open(reader, "rb"), open(writer, "w") as written:
+        written.write(
+            "searchSpace: {lr: {_type: choice, _value: [1]}}\ntrialCommand: 'true'\nmaxTrialNumber: 1\n"
+            f"trialCodeDirectory: {here}\ntrialConcurrency: 1\ntuner: {{name: Random}}\ntrainingService: {{platform: local}}\n"
+        )
+        written.close()
+        code, out, err = nnictl("config", "check", f"/dev/fd/{reader}", *options)
+    assert (code, err) == (0, "")
+    assert "v2" in out
+
+
 def test_config_check_prints_the_result_for_a_valid_file_as_json(nnictl, here):
     code, out, _ = nnictl("config", "check", "v2_openpai.yml", "--json")
     found = json.loads(out)

@@ -33,7 +33,7 @@ def check(file: Path, as_json: bool) -> int:
     this machine lacks are a warning. Starts nothing and contacts no cluster. The exit code is 1 if there is an error.
     """
     from nni_manager.config.diagnostics import ConfigInvalid
-    from nni_manager.config.reader import read_experiment_file, schema_of
+    from nni_manager.config.reader import read_experiment_file
     from nni_manager.training_services.platform import platform_of
 
     try:
@@ -50,10 +50,10 @@ def check(file: Path, as_json: bool) -> int:
     except UserError as error:
         warnings.append(str(error))
     if as_json:
-        output.print_json(_verdict(file, [], warnings) | {"schema": schema_of(file)} | _summary(found))
+        output.print_json(_verdict(file, [], warnings) | {"schema": found.file_schema} | _summary(found))
         return 0
     summary = _summary(found)
-    output.info(f"{file} is valid ({_SCHEMAS[schema_of(file)]})")
+    output.info(f"{file} is valid ({_SCHEMAS[found.file_schema]})")
     output.info(
         f"experiment {found.experiment_name} on {summary['platform']}, tuner {summary['tuner']}, "
         f"search space of {', '.join(summary['searchSpace'])}"
