@@ -184,6 +184,9 @@ def test_a_warning_shows_the_exit_code_and_the_log_command_if_every_trial_fails(
 def test_experiment_wait_returns_after_the_end_of_trials_that_were_added_later(place, capsys):
     with pytest.raises(UserError, match=r"call start\(\) or run\(\) first"):
         prepared().wait()
+    gate = place / "gate"
+    os.mkfifo(gate)
+    (place / "train.py").write_text(f"open('gate').close()\n{GOOD}")
     with prepared() as experiment:
         experiment.start()
         experiment.config.description = "late"
@@ -192,6 +195,9 @@ def test_experiment_wait_returns_after_the_end_of_trials_that_were_added_later(p
             experiment.enqueue_trial({"x": math.nan})
         with pytest.raises(UserError, match=r"cannot import \[\]: it has no list of results"):
             experiment.import_data([])
+        with gate.open("w"):  # the first trial has opened the pipe
+            (place / "open").touch()
+            (place / "open").replace(gate)
         with Experiment.connect(experiment.port) as other:
             assert other.wait() is True
         assert experiment.wait() is True
