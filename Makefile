@@ -108,8 +108,8 @@ hostile: .venv/.installed-test ## the tests of hostile peers, with 10,000 connec
 faults: .venv/.installed-test ## experiments under fault plans; SEEDS=200 for a night, SEED=17 for one of them, KINDS=forged,torn for some kinds
 	PYTHONPATH=tests/fakes python tests/faults/fault_run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20)) $(if $(KINDS),--kinds '$(KINDS)')
 
-stress: .venv/.installed-test ## the tests with processes, five times beside three busy loops; TESTS= chooses files or tests, ROUNDS=20 how often
-	python tests/stress/stress.py --rounds $(or $(ROUNDS),5) $(TESTS)
+stress: .venv/.installed-test ## the tests with processes, five times beside three busy loops; TESTS= chooses files or tests, ROUNDS=20 how often; PAUSES=1 suspends workers for up to a second
+	python tests/stress/stress.py --rounds $(or $(ROUNDS),5) --pauses $(or $(PAUSES),0) $(TESTS)
 
 thorough: .venv/.installed-test ## suites that make test and make e2e run in short: 300 killed keepers, 50 trials beside a forger, each state file torn both ways, 500 jobs at once, each behaviour on every platform, properties with 400 new examples, full amounts
 	THOROUGH=1 pytest -s $$(grep -rl --include='test_*.py' 'from amounts import' tests/faults tests/e2e)

@@ -5,6 +5,7 @@ stay. Exit code 1: a test has failed.
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from pauses import Pauses
 from runs import ROOT, run_tests
 
 FOLDERS = ("tests/contract", "tests/integration", "tests/faults", "tests/e2e")
@@ -31,6 +33,13 @@ def main() -> int:
     parser.add_argument(
         "--busy", type=int, default=3, help="processes that keep the processors busy; default: 3"
     )
+    parser.add_argument(
+        "--pauses",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="suspend workers, each time for so long at most",
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Without this handler, SIGINT is ignored, also by pytest, if a script starts this program in the background.
@@ -41,8 +50,10 @@ def main() -> int:
     busy = [
         subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE) for _ in range(options.busy)
     ]
+    pauses = Pauses(options.pauses) if options.pauses else contextlib.nullcontext()
     try:
-        failures = stress(options.tests, options.rounds, options.workers, reports)
+        with pauses:
+            failures = stress(options.tests, options.rounds, options.workers, reports)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
