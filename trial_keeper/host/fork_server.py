@@ -95,6 +95,8 @@ def serve(run_keeper: Callable[[], int]) -> int:
 
 def import_all() -> None:
     """Import what keepers import, also late in their lives."""
+    import hmac  # noqa: F401 - for signatures
+
     import trial_keeper.host.host
     import trial_keeper.host.link
     import trial_keeper.host.mount  # noqa: F401

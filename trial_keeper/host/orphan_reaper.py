@@ -20,13 +20,14 @@ from trial_keeper.host.process import end_marked, exhausted
 # instruction intact.
 _SLOT_BYTES = 16 * 1024
 _LENGTH_BYTES = 4
+_MAX_PID_BYTES = 20
 _WHAT = "the process that ends the trial of a killed keeper"
 
 
 class OrphanReaper:
     """A process beside the keeper that waits for the keeper's death. It is not the keeper's child, so it belongs to no trial.
 
-    Create it before any thread runs, and call `wait_for_start` before `processes.adopt_orphans`. Only the last instruction
+    Create it before any thread runs, and call `detach` before `processes.adopt_orphans`. Only the last instruction
     counts. A reaper that has not started yet when the keeper dies still executes it. While nothing is watched, the reaper
     ignores the keeper's end.
     """
@@ -63,18 +64,21 @@ class OrphanReaper:
         """The reaper's pid, once it has started."""
 
     def wait_for_start(self) -> None:
-        """Return once the reaper is nobody's child. Both forks take milliseconds, in which the keeper reads the trial.
+        """Return once the reaper exists. Both forks take milliseconds, in which the keeper reads the trial.
 
         Raises:
             KeeperRetryableError: processes or memory are exhausted.
         """
-        os.waitpid(self._between, 0)
-        with open(self._pid_reader, "rb") as file:
-            pid = file.read()
+        pid = os.read(self._pid_reader, _MAX_PID_BYTES)
+        os.close(self._pid_reader)
         if not pid:
             error = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             raise exhausted(_WHAT, error)
         self.pid = int(pid)
+
+    def detach(self) -> None:
+        """Return once the reaper is nobody's child: the fork between has ended. Call it after `wait_for_start`."""
+        os.waitpid(self._between, 0)
 
     def watch(self, markers: Iterable[str], sessions: Collection[int] = ()) -> None:
         """Set the processes to kill after the keeper's death: those with these markers and those in these sessions."""

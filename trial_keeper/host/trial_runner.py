@@ -345,6 +345,8 @@ class TrialRunner:
         """Adopt orphans from now on: the first registered process may leave some."""
         if not self._adopts_orphans:
             self._adopts_orphans = True
+            if self._reaper is not None:
+                self._reaper.detach()
             adopt_orphans()
 
 
