@@ -7,6 +7,7 @@ import json
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 # A search space has about ten levels. Python's recursion limit is 1,000 frames, and PyYAML's cost per bracket grows with depth.
@@ -34,6 +35,11 @@ def is_too_deep(value: "Any", most: int = MAX_LEVELS) -> bool:
         }
         level = list(inner.values())
     return bool(level)
+
+
+def deep_entry(values: "Mapping[str, Any]") -> "str | None":
+    """Return the name of the first entry by which a dict has more than `MAX_LEVELS` levels; None if it has not so many."""
+    return next((name for name, value in values.items() if is_too_deep(value, MAX_LEVELS - 1)), None)
 
 
 def parsed_json(text: str) -> "Any":

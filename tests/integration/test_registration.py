@@ -158,6 +158,22 @@ die()
     wait_until(lambda: not living_children(), "the trial has ended")
 
 
+def test_a_detached_guard_leaves_the_keeper_without_a_child(tmp_path):
+    program = """
+guard = OrphanReaper()
+guard.wait_for_start()
+guard.detach()
+os.kill(guard.pid, 0)
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    sys.exit("no child")
+"""
+    played = play(tmp_path, program)
+    assert played.stderr == "no child\n"
+    wait_until(lambda: not living_children(), "the guard has ended")
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_keeper_without_room_for_its_guard_asks_for_room(tmp_path, processes):
     """The guard is a fork of a fork of the keeper. The limit counts the processes of a user, here of one with no others."""

@@ -101,6 +101,16 @@ def test_a_job_file_that_is_not_utf_8_is_refused(nnictl, here, command):
     assert (code, err) == (1, "ERROR: cannot read job.yml: byte 6 is not UTF-8; save the file as UTF-8\n")
 
 
+@pytest.mark.parametrize("command", ["validate", "submit"])
+def test_a_pipe_in_place_of_a_job_file_is_refused_without_waiting(nnictl, here, command):
+    os.mkfifo(here / "pipe.yml")
+    code, _, err = nnictl("openpai", command, "pipe.yml")
+    assert (code, err) == (
+        1,
+        "ERROR: cannot use pipe.yml: it is not a regular file; fix that and try again\n",
+    )
+
+
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_config_check_reads_a_pipe_once(nnictl, here, options):
     reader, writer = os.pipe()

@@ -170,11 +170,12 @@ def status(experiment_id: str | None) -> int:
     left = list(leftover_jobs.read(known.folder).values())
     errors = [error.strip() for error in shown["errors"]]
     # JSON has a traceback on one line, which a person cannot read; a program reads the whole error.
-    if sys.stdout.isatty():
+    for_person = sys.stdout.isatty()
+    if for_person:
         shown["errors"] = list(map(outline, errors))
     output.print_json(shown | {"managerIsRunning": known.manager is not None, "leftovers": left})
     for error in errors:
-        if sys.stdout.isatty() and "\n" in error:
+        if for_person and "\n" in error:
             output.warning(error)
     return 1 if options.warn_of_dead_manager(known) else 0
 

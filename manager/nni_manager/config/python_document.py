@@ -26,7 +26,7 @@ from nni_manager.config.platforms import PLATFORMS
 from nni_manager.config.reader import read_document, service_keys
 from nni_manager.config.schema import names_of_kind
 from nni_manager.config.v2 import from_v2
-from nni_sdk.nesting import MAX_LEVELS, TOO_DEEP, is_too_deep
+from nni_sdk.nesting import TOO_DEEP, deep_entry
 
 CALLED = "experiment.config"
 """The label that replaces a file name in messages: a configuration in Python has no file."""
@@ -82,11 +82,10 @@ def read_python(value: Mapping[str, Any], name: str) -> ExperimentSpec:
     Raises:
         ConfigInvalid: with every error; each names its field.
     """
-    for field, written in value.items():
-        if is_too_deep(written, MAX_LEVELS - 1):
-            key = key_of(("config", to_snake(field)))
-            message = f"cannot use {key}: it is {TOO_DEEP}; make it flatter"
-            raise ConfigInvalid([Diagnostic("", None, None, key, message)])
+    if (deep := deep_entry(value)) is not None:
+        key = key_of(("config", to_snake(deep)))
+        message = f"cannot use {key}: it is {TOO_DEEP}; make it flatter"
+        raise ConfigInvalid([Diagnostic("", None, None, key, message)])
     if unsupported := [*_unsupported_values(value)]:
         raise ConfigInvalid(unsupported)
     return read_document(Path.cwd() / CALLED, _document({"experimentName": name, **value}))

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, key_of, remedy_for_unknown, shown
 from nni_manager.config.other_spaces import in_nni_notation
-from nni_sdk.nesting import MAX_LEVELS, TOO_DEEP, is_too_deep
+from nni_sdk.nesting import TOO_DEEP, deep_entry
 from trial_keeper.frozen_dataclass import dataclass
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -204,14 +204,12 @@ def read_search_space(
     if for_own_class and isinstance(raw, dict) and not _has_usual_form(raw):
         return SearchSpace({}), []
     reader = _Reader()
-    if is_too_deep(raw):
-        path: Path = ()
-        if isinstance(raw, dict):
-            path = next((str(name),) for name, each in raw.items() if is_too_deep(each, MAX_LEVELS - 1))
-        reader.refuse(path, f"{key_of(path) or 'the search space'}: it is {TOO_DEEP}", "make it flatter")
-        return None, reader.problems
     if not isinstance(raw, dict):
         reader.refuse((), f"the search space: {shown(raw)} is not a mapping", f'write {{"lr": {_EXAMPLE}}}')
+        return None, reader.problems
+    if (deep := deep_entry(raw)) is not None:
+        path = (str(deep),)  # YAML allows other keys
+        reader.refuse(path, f"{key_of(path)}: it is {TOO_DEEP}", "make it flatter")
         return None, reader.problems
     if not raw:
         reader.refuse((), "the search space: it names no hyper-parameter", f'write {{"lr": {_EXAMPLE}}}')

@@ -23,7 +23,7 @@ from nni_manager.engine.snapshot import limits_of
 from nni_manager.engine.tuner_executor import TunerExecutor
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.store.rows import config_row, imported_rows
-from nni_sdk.nesting import MAX_LEVELS, TOO_DEEP, is_too_deep
+from nni_sdk.nesting import TOO_DEEP, deep_entry
 from trial_keeper.wire.checkpoints import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -110,10 +110,9 @@ class ExperimentCommands:
             ChangeInvalid: the parameters are nested too deeply.
             FailedPrecondition: the experiment starts no trials in its present state.
         """
-        deep = [name for name, value in parameters.items() if is_too_deep(value, MAX_LEVELS - 1)]
-        if deep:
+        if (deep := deep_entry(parameters)) is not None:
             raise ChangeInvalid(
-                f"cannot start a trial: its parameter {deep[0]!r} is {TOO_DEEP}; make it flatter"
+                f"cannot start a trial: its parameter {deep!r} is {TOO_DEEP}; make it flatter"
             )
         experiment = self.experiment
         if not experiment.accepts_trials:
