@@ -210,7 +210,7 @@ def test_a_task_receives_its_own_checkpoints_before_checkpoints_of_other_tasks(w
 MANIFESTS = st.builds(
     Manifest,
     st.integers(0, 10**9).map(lambda number: f"{number:06d}"),
-    st.sampled_from(["", "model.pt", "ä b"]),
+    st.sampled_from(["", "model.pt", "ä b", "a" * 255]),
     st.text("0123456789abcdef", min_size=1, max_size=64),
     st.integers(0, 2**63 - 1),
 )

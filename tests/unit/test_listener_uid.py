@@ -26,7 +26,7 @@ from trial_keeper.wire.listener_uid import (
 AT = [
     ("127.0.0.1", "127.0.0.1"),
     ("0.0.0.0", "127.0.0.1"),
-    ("127.0.0.2", "127.0.0.2"),
+    ("127.0.0.16", "127.0.0.16"),  # 1000007F in the kernel's table: no leading zero
     ("::1", "::1"),
     ("::", "::1"),
 ]
@@ -60,6 +60,15 @@ def test_a_connection_that_was_reset_before_the_check_is_reported_as_reset():
         accepted.close()
         with pytest.raises(ConnectionResetError, match="the other end has reset the connection"):
             check_peer(connection)
+
+
+def test_an_ipv6_listener_at_an_ipv4_address_is_found():
+    with a_listener("::ffff:127.0.0.1", dualstack_ipv6=True) as listener:
+        port = listener.getsockname()[1]
+        verify_listener_uid("127.0.0.1", port)
+        give_away(port)
+        with pytest.raises(UntrustedListener):
+            verify_listener_uid("127.0.0.1", port)
 
 
 def test_a_dual_stack_listener_is_found_at_its_ipv4_and_its_ipv6_address():

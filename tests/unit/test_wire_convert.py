@@ -121,6 +121,13 @@ def test_a_malformed_version_in_a_hello_message_is_refused(text: str) -> None:
         keeper_message_from_pb(pb.ConnectRequest(hello=hello))
 
 
+@pytest.mark.parametrize("shown", ["ü" * 60, "ü" * 60 + "…"])
+def test_an_error_message_shows_at_most_sixty_characters_of_an_invalid_text(shown: str) -> None:
+    hello = pb.Hello(version=shown.replace("…", "xyz"), experiment_id="exp", job_id="job", task="main-0")
+    with pytest.raises(MessageInvalid, match=f"message: '{shown}' is not a valid version"):
+        keeper_message_from_pb(pb.ConnectRequest(hello=hello))
+
+
 @given(st.one_of(list(KEEPER_MESSAGES.values())))
 def test_a_keeper_message_is_decoded_unchanged(message: m.KeeperMessage) -> None:
     on_the_wire = keeper_messages_to_pb([message]).SerializeToString()
@@ -325,8 +332,23 @@ def test_a_metrics_size_of_zero_at_the_stop_is_not_decoded_as_a_missing_size() -
     assert keeper_message_from_pb(keeper_messages_to_pb([end])) == end
 
 
-def test_a_version_of_the_maximum_length_is_valid() -> None:
-    longest = m.Hello("9" * MAX_CHARACTERS_OF_VERSION, "E", "a", "b", ())
+@pytest.mark.parametrize(
+    "longest",
+    [
+        m.Hello("9" * MAX_CHARACTERS_OF_VERSION, "E", "a", "b", ()),
+        m.Hello("1", "E", "a", "b", (m.AttemptKey("a", attempt_id(0), "b"),) * MAX_ATTEMPTS_OF_HELLO),
+        m.TrialEnded(
+            m.AttemptKey("a", attempt_id(0), "b"),
+            ExitReason.SUCCEEDED,
+            0,
+            1.0,
+            2.0,
+            warnings=("x" * m.MAX_CHARACTERS_OF_WARNING,),
+        ),
+    ],
+    ids=["version", "attempts", "warning"],
+)
+def test_a_field_of_the_maximum_length_is_valid(longest: m.KeeperMessage) -> None:
     assert keeper_message_from_pb(keeper_messages_to_pb([longest])) == longest
 
 

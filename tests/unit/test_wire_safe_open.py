@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import stat
+import sys
+import termios
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from real_experiment import wait_until
 from strangers import NOBODY
 
 from trial_keeper.wire.safe_open import (
@@ -74,7 +77,14 @@ def a_dead_link(path: Path) -> None:
 
 def a_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
+        bind(made, path)
+
+
+def bind(listener: socket.socket, path: Path) -> None:
+    """Bind a Unix socket. The kernel limits the path in this call to 107 bytes, so it starts with a descriptor of the folder."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+    os.close(folder)
 
 
 def a_sparse_file(path: Path) -> None:
@@ -318,7 +328,7 @@ def test_a_named_pipe_socket_or_device_is_refused_without_waiting(tmp_path: Path
         with pytest.raises(UnsafePath, match="it is not a regular file"):
             read_named(path, LIMIT)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "socket"))
+        bind(listener, tmp_path / "socket")
         with pytest.raises(OSError, match="No such device or address"):
             read_named(tmp_path / "socket", LIMIT)
     with pytest.raises(IsADirectoryError):
@@ -327,8 +337,14 @@ def test_a_named_pipe_socket_or_device_is_refused_without_waiting(tmp_path: Path
 
 def test_the_pipe_of_a_shell_is_read_to_its_end(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    with open(reader, "rb"), open(writer, "wb") as written, ThreadPoolExecutor() as pool:
+    with open(reader, "rb"), open(writer, "wb", buffering=0) as written, ThreadPoolExecutor() as pool:
+        written.write(CONTENT)
         content = pool.submit(read_named, Path(f"/dev/fd/{reader}"), LIMIT)
+        wait_until(lambda: content.done() or _queued_bytes(reader) == 0, "the first part is read")
         written.write(CONTENT)
         written.close()
-        assert content.result() == CONTENT
+        assert content.result() == 2 * CONTENT
+
+
+def _queued_bytes(pipe: int) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)

@@ -22,6 +22,7 @@ from trial_keeper.wire.documents import (
 )
 from trial_keeper.wire.messages import (
     LATEST_S,
+    MAX_CHARACTERS_OF_ENVIRONMENT,
     MAX_CHARACTERS_OF_WARNING,
     MAX_SIZE,
     MAX_WARNINGS,
@@ -115,6 +116,7 @@ def test_the_paths_of_a_workspace_match_the_documentation() -> None:
         str(trial.trial_json): "/mnt/exp/trials/abcde/trial.json",
         str(trial.parameter_cfg): "/mnt/exp/trials/abcde/parameter.cfg",
         str(trial.stop_json): "/mnt/exp/trials/abcde/stop.json",
+        WORKSPACE.warm_marker("job-1"): "/mnt/exp/warm/job-1",
         str(attempt.path): folder,
         str(attempt.parameter_cfg): f"{folder}/parameter.cfg",
         str(attempt.attempt_json): f"{folder}/attempt.json",
@@ -140,6 +142,7 @@ def _all_paths(trial, attempt) -> list[Path]:
         attempt.parameter_cfg,
         attempt.attempt_json,
         attempt.exit_json,
+        Path(WORKSPACE.warm_marker("job-1")),
         *map(attempt.stream, Stream),
     ]
 
@@ -241,12 +244,18 @@ def test_trial_json_is_read_back_unchanged(document: TrialDocument) -> None:
         {"started_at_s": -1},
         {"exit_code": 10**30},
         {"exit_code": -1},
+        {"exit_code": 256},
         {"metrics_size_at_stop": -1},
         {"metrics_size_at_stop": 2**63},
         {"warnings": ["x"] * (MAX_WARNINGS + 1)},
         {"warnings": ["x" * (MAX_CHARACTERS_OF_WARNING + 1)]},
         {"warnings": "x"},
         {"message": "\ud800"},
+        {"environment": {"host": "h" * (MAX_CHARACTERS_OF_ENVIRONMENT + 1)}},
+        {"environment": {"node": "two\nlines"}},
+        {"environment": {"packages": "not hexadecimal"}},
+        {"environment": {"packages": "ab" * 31}},
+        {"environment": {"packages": "g" * 64}},
     ],
 )
 def test_an_exit_json_with_an_out_of_range_value_is_invalid(change: dict[str, object]) -> None:
@@ -307,6 +316,7 @@ def test_a_document_with_a_field_of_a_wrong_type_is_invalid(name: str, data: st.
 def test_the_error_for_a_missing_required_field_contains_the_name_of_the_field(name: str) -> None:
     for field in json.loads(SAMPLES[name]):
         if field in (
+            "certificate",
             "code_snapshot",
             "seed",
             "result_metrics",
@@ -371,6 +381,13 @@ def test_a_trial_json_of_an_earlier_version_has_no_code_snapshot() -> None:
     assert TrialDocument.from_bytes(json.dumps(earlier).encode()) == TrialDocument(
         "abcde", 0, "true", "/code"
     )
+
+
+def test_a_workspace_reads_its_manager_json_and_the_uid_of_the_owner(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.manager_json.write_bytes(SAMPLES["manager.json"])
+    document = ManagerDocument("exp", "0.6.0", ("10.0.0.1:8081",))
+    assert workspace.read_manager_json() == (document, os.geteuid())
 
 
 def test_a_manager_json_without_an_address_is_invalid() -> None:

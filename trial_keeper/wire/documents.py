@@ -31,10 +31,7 @@ class ManagerDocument:
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        document = _fields_of(self)
-        if self.certificate is None:
-            del document["certificate"]
-        return _dump(document)
+        return _dump(_fields_of(self))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "ManagerDocument":
@@ -71,7 +68,6 @@ class TrialDocument:
         """The file's content."""
         document = _fields_of(self)
         checkpoints = [asdict(each) for each in document.pop("checkpoints")]
-        document["gpu_indices"] = document.pop("gpu_indices")  # the last one in the file
         return _dump(document | {"checkpoints": checkpoints} if checkpoints else document)
 
     @classmethod

@@ -145,8 +145,6 @@ class TrialEnded:
 
     def __post_init__(self) -> None:
         """Raises ValueError for impossible values: the data come from other machines, and from files that anyone could write."""
-        if not -(2**31) <= self.exit_code < 2**31:
-            raise ValueError(f"{self.exit_code} is not an exit code")
         _check_moment("started_at_s", self.started_at_s)
         _check_moment("ended_at_s", self.ended_at_s)
         for stream, size in self.final_sizes.items():
