@@ -19,7 +19,7 @@ from table import Row, render
 
 TURNS = 9
 MAX_DELIVERY_S = 120.0
-# Two sizes of a write are measured: the largest fills a pipe; the smallest is a line, as `print` writes to an unbuffered stdout.
+# Writes of two sizes are measured: large writes that fill a pipe, and single lines, as `print` writes to an unbuffered stdout.
 BLOCKS_BYTES = 1 << 29
 BLOCKS = ["head", "-c", str(BLOCKS_BYTES), "/dev/zero"]
 LINE = b"epoch 17 step 000123 loss 0.123456 accuracy 0.987654 learning rate 0.00100000\n"

@@ -20,28 +20,28 @@ from trial_peers import PeerLacking, ray_times, syne_times
 
 TURNS = 200
 SINGLE_TURNS = 20
-# With its default poll, Syne Tune takes up to 5 s between two trials.
+# Few trials of Syne Tune are measured: with its default poll interval, up to 5 s pass between two trials.
 POLLED_TURNS = 6
 IMPORTING_TURNS = 12
 IMPORTS = ("numpy", "sklearn.linear_model", "sklearn.model_selection", "sklearn.datasets")
 # The script prints the time after its imports and at its end.
 SCRIPT = "{}import time\nprint(time.time(), flush=True)\n{}print(time.time(), flush=True)\n"
-# Trials that are compared with Ray Tune report a result, because each trial of Ray Tune does.
+# Trials that are compared with Ray Tune report a result, because each trial of Ray Tune reports one.
 SDK = "import nni_sdk\n"
 REPORT = "nni_sdk.report_final_result(1.0)\n"
 WARM = ["time", "nni_sdk"]
 # Trials that do no work measure only the overhead, but no real training is that short. In further measurements, each trial
 # therefore sleeps for this time.
 LASTING_MS = 20
-# Without reuse, each keeper connects while its trial runs, which takes longer than a trial of no work.
+# Without reuse, each keeper connects while its trial runs. Connecting takes longer than a trial that does no work.
 SINGLE_LASTING_MS = 200
 _PLAIN_EXTRA_MS = 10.0
-# The goal in milliseconds is for the reference machine, where Ray Tune needs 6.3 ms and a bare start 13.7 ms. On another machine,
+# The goal in milliseconds is for the reference machine, where Ray Tune takes 6.3 ms and a bare start 13.7 ms. On another machine,
 # the goal is the same share of Ray Tune's time.
 _WARM_GOAL_MS = 6.0
 _WARM_GOAL_OF_RAY = _WARM_GOAL_MS / 6.3
 _IMPORTING_GAIN = 20
-# The goal permits a trial in a job of its own 3 times the duration of a bare start. NNI 3.0 takes 65 times as long: 0.89 s on a
+# A trial in a job of its own may take 3 times as long as a bare start. With NNI 3.0, it takes 65 times as long: 0.89 s on a
 # machine where a bare start takes 13.7 ms.
 _SINGLE_GOAL = 3
 # The folder is in memory if possible: after large deletions, a disk creates new files slowly.
@@ -207,9 +207,7 @@ def _fork_ms(root: Path, script: str, imports: tuple[str, ...], turns: int) -> f
 
 
 def _ours_ms(folder: Path, script: str, turns: int, **config: object) -> float:
-    """One experiment with one trial at a time; the first half, when modules may still be imported, does
-    not count.
-    """
+    """Run an experiment, one trial at a time. The first half of the trials, which may still import modules, does not count."""
     reuses = config.setdefault("localConfig", {"reuse": True})
     experiment = RealExperiment(
         folder,

@@ -52,7 +52,7 @@ RECORDS_OF_A_TRIAL = 3
 
 
 def metrics(records: int) -> bytes:
-    """A metrics file with so many intermediate results, as written by the SDK."""
+    """A metrics file with this number of intermediate results, as written by the SDK."""
     return b"".join(encode(3, "aBcDe", "PERIODICAL", i, i * 0.123456789) for i in range(records))
 
 

@@ -269,7 +269,7 @@ class Vizier(Peer):
         from vizier._src.algorithms.designers.gp_ucb_pe import VizierGPUCBPEBandit
         from vizier.pyvizier.converters import padding
 
-        # JAX traces the model again for each proposal. The many objects of a trace are collected more rarely than by default.
+        # JAX traces the model again for each proposal. A trace makes many objects, so the garbage collector must run less often.
         gc.set_threshold(100_000)
         problem = vz.ProblemStatement()
         root = problem.search_space.root
