@@ -8,7 +8,7 @@ from pathlib import Path
 from deadlines import DEADLINE_S
 from real_experiment import RealExperiment, values, wait_until
 
-# A trial waits until a file with its number exists. `ran` has a line for each start of a trial.
+# A trial waits until a file with its number exists. The file `ran` has a line for each start of a trial.
 _TRAIN = """
 import os, time
 import nni_sdk as nni

@@ -461,8 +461,8 @@ def _decide(framework, role, task):
     tasks = list(_tasks(framework))
     if _reaches_policy(framework, role, task) or any(each["state"] != "Completed" for _, _, each in tasks):
         return
-    # If several tasks ended at once, the end of another task may fulfil the completion policy. Then that task completes the
-    # attempt.
+    # If several tasks ended at the same time, the end of another task may fulfil the completion policy. Then that task completes
+    # the attempt.
     if not any(_reaches_policy(framework, name, each) for name, _, each in tasks):
         message = "All Tasks are completed and no user specified conditions have ever been triggered"
         _complete(

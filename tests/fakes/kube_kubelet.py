@@ -565,7 +565,7 @@ class Pod:
                 each.kill()
 
     def _clear_away(self):
-        """An ended process leaves nothing."""
+        """Do nothing: an ended process leaves nothing to remove."""
 
     def _end(self, container, code, started_at):
         told = {
@@ -574,7 +574,7 @@ class Pod:
             "startedAt": started_at,
             "finishedAt": now(),
         }
-        has_log = self._log.exists()  # the barrier writes none
+        has_log = self._log.exists()  # the barrier writes no log
         if code and has_log and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
             told["message"] = self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace")
         return told

@@ -16,7 +16,7 @@ from trial_keeper.settings import without_settings
 class TeamService(TrainingService):
     """A training service that starts a process for each task in `completion`. A job ends when all its processes have exited.
 
-    A role fails its job if as many of its processes have failed as the role does not tolerate.
+    A role fails its job if more of its processes have failed than the role tolerates.
     """
 
     run_script = "# Keepers are started directly.\n"
