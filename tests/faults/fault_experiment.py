@@ -58,7 +58,7 @@ DONE_TIMEOUT_S = scaled_s(240.0)
 END_TIMEOUT_S = scaled_s(90.0)
 # This is the time limit for the exit of a manager. The exit does not wait for running trials.
 _LEAVES_TIMEOUT_S = scaled_s(30.0)
-# This is longer than a stop takes at most: each step of a stop has a deadline, and nnictl gives up after the last step.
+# Stopping an experiment never takes this long: each step has a deadline, and nnictl gives up after the last step.
 _STOPPED_TIMEOUT_S = scaled_s(150.0)
 _RUNS_TIMEOUT_S = 5.0
 _STORAGE_KINDS = frozenset({Kind.WORKSPACE_FULL, Kind.WORKSPACE_READ_ONLY})

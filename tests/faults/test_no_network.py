@@ -163,7 +163,7 @@ def test_a_second_manager_continues_at_the_offset_that_the_first_manager_stored(
     assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == [*range(400), 400]
 
 
-def test_a_stop_over_the_shared_storage_ends_the_trial(a_real_experiment):
+def test_a_stop_request_over_the_shared_storage_ends_the_trial(a_real_experiment):
     experiment = a_real_experiment(SAVES_ON_SIGTERM, maxTrialNum=1, trialConcurrency=1)
 
     async def play():
@@ -255,7 +255,7 @@ def frames(*numbers):
 
 
 class RemoteFiles:
-    """The files of an attempt as the manager's machine sees them. The test writes these files instead of a keeper."""
+    """The files of an attempt as the manager's machine sees them. The test writes these files; no keeper runs."""
 
     def __init__(self, experiment, trial_id, attempt=0):
         self.key = AttemptKey(trial_id, attempt_id(attempt), "main-0")

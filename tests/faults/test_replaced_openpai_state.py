@@ -116,8 +116,8 @@ class LostHome:
         for name, form in damage.items():
             form(self.path / name)
 
-        # If the user's list of experiments has lost its entry, nnictl cannot find the experiment by id, so the command names the
-        # folder.
+        # If the user's list of experiments has lost the entry of this experiment, nnictl cannot find it by id. The command then
+        # names the folder.
         is_listed = os.path.lexists(self.path / self.entry)
         folder = () if is_listed else ("--experiment-dir", self.folder.path)
 

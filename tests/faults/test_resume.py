@@ -96,7 +96,8 @@ if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
 
     Tuner.restore, Tuner.tell_result = noted_restore, noted_tell
 """
-# Moves the manager process to namespaces with another host name and boot id, as on another machine that shares the storage.
+# This code moves the manager process to namespaces with another host name and boot id, as on another machine with the same
+# storage.
 ELSEWHERE = """
 import sys
 if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
@@ -184,7 +185,7 @@ def assert_nothing_is_lost_or_duplicated(experiment, heard, ran):
 
 
 def resume_and_check(experiment, tmp_path, ran, code=""):
-    """`code`: what the next manager also runs first."""
+    """Resume the experiment and check its results. `code`: additional code that the next manager runs first."""
     heard = tmp_path / "heard"
     heard.touch()
     with in_the_manager(experiment, tmp_path / "hears", code + HEARS.format(heard=str(heard))):
@@ -275,7 +276,7 @@ if nni.get_sequence_id() < 2:
 
 
 @pytest.mark.smoke
-def test_the_next_manager_completes_a_stop_that_a_killed_manager_had_started(a_real_experiment):
+def test_trials_whose_stop_a_killed_manager_had_requested_end_as_user_canceled(a_real_experiment):
     experiment = a_real_experiment(SLOW_TO_STOP, trialConcurrency=2, maxTrialNum=3)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 2, "both trials report")

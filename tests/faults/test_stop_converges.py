@@ -1,4 +1,4 @@
-"""A stop ends within its deadline and leaves no process, even if processes are suspended or the disk is full."""
+"""Stopping an experiment ends within a deadline and leaves no process, even if processes are suspended or the disk is full."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from trial_keeper.wire.messages import Stream
 pytestmark = pytest.mark.timeout(240)
 
 MARK = "STOP_TEST"
-# The trial reports endlessly, so that at any time some records are sent but not stored. A full disk does not end it.
+# The trial reports endlessly, so that at any time some records are sent but not stored. A full disk does not end the trial.
 ENDLESS = """
 import itertools, time
 import nni_sdk as nni
@@ -119,7 +119,7 @@ def processes_of(tmp_path):
 
 
 def assert_nothing_runs(tmp_path):
-    # A process that was just killed may need a moment to exit.
+    # A killed process may need a moment to exit.
     wait_until(lambda: not processes_of(tmp_path), "no process of the experiment runs", scaled_s(5))
 
 
@@ -151,7 +151,7 @@ def stopped_within(experiment):
 
 
 def fill(disk, experiment):
-    """Fill the disk. SQLite's log is truncated before: once it starts from its first byte again, it has room for a stop."""
+    """Truncate SQLite's log, then fill the disk. A longer log would be reused from its first byte, with room to record a stop."""
     with contextlib.closing(sqlite3.connect(experiment.folder.database)) as connection:
         truncate = partial(connection.execute, "PRAGMA wal_checkpoint(TRUNCATE)")
         wait_until(lambda: truncate().fetchone()[0] == 0, "the log is truncated")
@@ -161,7 +161,7 @@ def fill(disk, experiment):
 def stop_on_full_disk(experiment):
     """Stop the experiment. The stop cannot be recorded, unless the disk became full while a file was written.
 
-    The next attempt to write that file removes its first part, whose room may be enough for the record.
+    The next attempt to write that file removes the incomplete file, which may free enough space for the record.
     """
     try:
         stopped_within(experiment)
@@ -187,7 +187,7 @@ def remove_trials(experiment):
 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_a_stop_ends_suspended_keepers_and_guards(an_experiment, tmp_path, options):
+def test_stopping_an_experiment_ends_suspended_keepers_and_guards(an_experiment, tmp_path, options):
     experiment = an_experiment(**options)
     freeze([*keepers_of(experiment), *guards_of(tmp_path, experiment)])
     assert stopped_within(experiment) < scaled_s(30)
@@ -196,7 +196,7 @@ def test_a_stop_ends_suspended_keepers_and_guards(an_experiment, tmp_path, optio
 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_a_stop_ends_trials_whose_folders_were_removed(an_experiment, tmp_path, options):
+def test_stopping_an_experiment_ends_trials_whose_folders_were_removed(an_experiment, tmp_path, options):
     experiment = an_experiment(**options)
     remove_trials(experiment)
     stopped_within(experiment)
@@ -205,7 +205,9 @@ def test_a_stop_ends_trials_whose_folders_were_removed(an_experiment, tmp_path, 
 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_a_stop_on_a_full_disk_ends_the_trials_and_loses_no_result(disk, an_experiment, tmp_path, options):
+def test_stopping_an_experiment_on_a_full_disk_ends_the_trials_and_loses_no_result(
+    disk, an_experiment, tmp_path, options
+):
     experiment = an_experiment(logDir=str(disk.path / "experiments"), **options)
     fill(disk, experiment)
     stop_on_full_disk(experiment)
@@ -225,7 +227,7 @@ def test_a_stop_on_a_full_disk_ends_the_trials_and_loses_no_result(disk, an_expe
 
 
 @pytest.mark.smoke
-def test_a_stop_ends_all_processes_despite_a_full_disk_and_removed_folders_and_suspended_keepers(
+def test_stopping_an_experiment_ends_all_processes_despite_full_disk_removed_folders_and_suspended_keepers(
     disk, an_experiment, tmp_path
 ):
     experiment = an_experiment(logDir=str(disk.path / "experiments"))
@@ -258,7 +260,7 @@ def test_a_trial_can_be_stopped_while_its_keeper_is_suspended_and_other_trials_c
     assert ends() == {0: ("USER_CANCELED", "stopped by user"), 1: ("SYS_CANCELED", "time limit")}
 
 
-def test_a_stop_ends_a_suspended_trial_within_the_grace_period(an_experiment, tmp_path):
+def test_stopping_an_experiment_ends_a_suspended_trial_within_the_grace_period(an_experiment, tmp_path):
     experiment = an_experiment()
     freeze([each for keeper in keepers_of(experiment) for each in keeper.children(recursive=True)])
     assert stopped_within(experiment) < scaled_s(20)
@@ -313,10 +315,10 @@ def test_a_hanging_keeper_is_killed_with_all_its_processes(a_real_experiment, tm
     assert not psutil.pid_exists(forgetful) or psutil.Process(forgetful).status() == psutil.STATUS_ZOMBIE
 
 
-def test_the_manager_reports_a_job_and_a_command_to_remove_it_if_it_cannot_end_the_job(
+def test_the_manager_reports_a_job_that_it_cannot_end_and_a_command_that_removes_the_job(
     a_real_experiment, tmp_path, monkeypatch
 ):
-    """The training service cannot end any job, like that of an unreachable cluster."""
+    """The training service cannot end any job, as if its cluster were unreachable."""
     monkeypatch.setenv(MARK, str(tmp_path))
     experiment = a_real_experiment(ENDLESS, trialConcurrency=1, maxTrialNum=1)
 
