@@ -64,7 +64,7 @@ def test_a_framework_example_reports_its_results_with_three_nni_sdk_lines(run, s
     assert final[1] in [value for _, value in reports]
 
 
-def test_each_framework_has_an_example_that_the_experiment_file_names():
+def test_each_framework_has_an_example_and_the_experiment_file_runs_one_of_the_examples():
     modules = {path.stem for path in ROOT.glob("nni_sdk/integrations/*.py")}
     shared = {
         "__init__",

@@ -166,7 +166,7 @@ def test_a_trial_that_ignores_sigterm_is_killed_before_the_containers_grace_peri
     assert ended.reason is ExitReason.JOB_LOST
 
 
-def test_the_command_line_of_a_container_sets_the_grace_period(site, a_keeper):
+def test_an_argument_of_a_keeper_container_sets_the_grace_period(site, a_keeper):
     keeper = a_keeper(IGNORES_SIGTERM, arguments=("--grace-s", "0.5"), grace_s=1000.0)
     wait_until((site.code / "deaf").exists, "the trial ignores SIGTERM")
     keeper.stop(grace_s=30)
@@ -230,8 +230,8 @@ def test_orphans_are_reaped_while_the_trial_runs_and_killed_when_the_trial_ends(
 def test_the_keeper_reports_an_oom_kill_of_its_trial(site, a_keeper):
     site.gate("gate")
     keeper = a_keeper("exec python3 train.py", "--memory=96m", "--memory-swap=96m", train=GREEDY)
-    # The trial fills the memory only when the keeper is connected and needs no more. The memory of a killed trial is not free at
-    # once: a keeper that needs some in that moment is killed as well.
+    # The trial fills the memory only after the keeper has connected and needs no further memory. The memory of a killed trial is
+    # not free immediately: a keeper that needs memory at that moment would be killed as well.
     site.manager.wait_for_bytes(b"hungry")
     site.open_gate("gate")
     assert keeper.wait() == 128 + signal.SIGKILL

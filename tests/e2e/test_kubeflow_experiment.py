@@ -137,7 +137,7 @@ def test_a_trainjob_runs_a_keeper_in_each_node_of_the_training_runtime(place):
 
 
 @pytest.mark.any_cluster
-def test_tasks_of_a_plain_job_have_an_index_and_the_trial_ends_after_all_tasks(place):
+def test_each_task_of_a_kubernetes_batch_job_has_its_own_index(place):
     jobs, section = Resource("batch", "v1", "jobs", "Job"), {}
     if place.around.double is not None:
         place.cluster.store.create(LOCAL_QUEUES, "default", {"metadata": {"name": "team"}, "spec": {}})

@@ -96,7 +96,9 @@ def test_nnictl_create_refuses_a_task_larger_than_any_node(home, nnictl):
     assert list((home / "experiments").glob("*")) == created_before
 
 
-def test_an_experiment_ends_with_the_clusters_message_if_its_tasks_together_exceed_the_cluster(home, nnictl):
+def test_an_experiment_ends_with_the_clusters_message_if_the_tasks_of_a_job_need_more_than_the_cluster_has(
+    home, nnictl
+):
     (home / "work" / "job.yml").write_text(
         """\
 protocolVersion: 2
@@ -201,7 +203,7 @@ def test_the_digits_example_runs_several_trials_per_job(home, nnictl):
 
 
 def test_the_completion_policy_of_a_job_file_ends_the_trial(home, nnictl):
-    # The workers wait for the ps, because otherwise the workers could end the trial before the ps has started.
+    # The workers wait for the parameter server (ps). Otherwise they could end the trial before the ps has started.
     started = home / "started"
     (home / "work" / "job.yml").write_text(
         f"""\
@@ -284,7 +286,7 @@ def test_trials_outlive_a_killed_manager_and_their_final_status_depends_on_who_s
 
 
 @needs_chromium
-def test_the_page_shows_the_end_of_the_log_of_each_job(home, nnictl):
+def test_the_page_of_jobs_shows_the_log_of_each_job(home, nnictl):
     done = nnictl("create", "--config", "config.yml", "--port", "auto")
     experiment_id = created(done)
     wait_until(lambda: len(trials_here(experiment_id)) == 3, "all trials exist")
@@ -346,7 +348,7 @@ def test_a_key_without_effect_in_a_job_file_causes_a_warning(home, nnictl):
     assert "Traceback" not in absent.stderr
 
 
-def test_a_lost_task_is_restarted_and_only_the_second_attempt_counts(home, nnictl):
+def test_a_lost_task_is_restarted_and_only_the_results_of_the_second_attempt_count(home, nnictl):
     (home / "work" / "train.py").write_text(
         """\
 import os, signal

@@ -502,8 +502,8 @@ def test_a_killed_service_is_detected_and_can_be_started_again(state):
 
 
 def test_no_job_is_lost_when_a_state_file_is_truncated(state, tmp_path):
-    # The short form of the test empties one half of the files and halves the others. The thorough form empties and halves every
-    # file.
+    # The short form of the test empties every second file, and cuts each of the other files in half. The thorough form does both
+    # to every file.
     there = start(state)
     client_of(there).submit(a_job_of("true", name="ended"))
     wait_until(lambda: client_of(there).get(JOBS).json()[0]["state"] == "SUCCEEDED", "a job has ended")

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.any_machine, needs_chromium]
 
 PREFIX = "/lab/digits"
 NAMES_ITSELF = "proxy_set_header X-Forwarded-Host $http_host; proxy_set_header X-Forwarded-Proto $scheme;"
-# The certificates of these tests have no issuer that Chromium knows.
+# Chromium does not trust the issuer of the certificates of these tests, so it must ignore certificate errors.
 FLAGS = ("--host-resolver-rules=MAP lab.example 127.0.0.1", "--ignore-certificate-errors")
 
 

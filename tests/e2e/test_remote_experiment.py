@@ -176,7 +176,9 @@ def test_a_machine_without_trial_keeper_is_refused_and_the_error_has_the_install
 
 
 @pytest.mark.smoke
-def test_machines_without_a_matching_trial_keeper_run_the_keeper_of_the_bundle(site, work, nnictl, tmp_path):
+def test_machines_with_an_outdated_keeper_or_without_a_keeper_run_the_bundled_keeper(
+    site, work, nnictl, tmp_path
+):
     """One machine has an old keeper, and a Python of another version than the manager's. The other machine has neither a keeper
     nor a Python.
     """
@@ -225,7 +227,7 @@ def test_the_config_key_pythonpath_makes_the_installed_trial_keeper_available(si
     assert [each["status"] for each in trials] == ["SUCCEEDED"] * 4
 
 
-def test_a_machine_with_another_version_of_trial_keeper_is_refused(site, work, nnictl):
+def test_a_machine_is_refused_if_its_version_of_trial_keeper_differs_from_the_managers(site, work, nnictl):
     write(work, remote(site))
     machine = site.machines["one"]
     program = machine.bin / "trial-keeper"
@@ -317,7 +319,9 @@ def test_secrets_are_only_in_the_experiment_file_and_the_private_database(site, 
 def test_keepers_connect_with_tls_directly_if_possible_and_otherwise_through_the_tunnel(
     site, work, nnictl, is_reachable
 ):
-    here = own_address() if is_reachable else "192.0.2.1"  # for documentation: nobody has it
+    here = (
+        own_address() if is_reachable else "192.0.2.1"
+    )  # RFC 5737 reserves this address for documentation, so no machine has it
     write(work, remote(site, reuse=True), nniManagerIp=here)
     experiment_id, trials = run(nnictl)
     assert [each["status"] for each in trials] == ["SUCCEEDED"] * 4

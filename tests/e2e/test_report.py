@@ -140,7 +140,7 @@ def test_a_notice_in_the_report_of_a_large_experiment_gives_the_number_of_sample
     expect(person.page.get_by_text("00999")).to_be_visible()  # the sample contains the best trial
 
 
-def test_a_download_of_a_report_has_long_values_and_all_numbers_of_results(opened, tmp_path):
+def test_the_csv_download_of_a_report_contains_long_parameters_and_every_metric_of_a_result(opened, tmp_path):
     def with_long_values(number, now_s):
         trial = made_trial(number, now_s)
         trial.parameters = {"prompt": "word " * (1000 if number else 1)}

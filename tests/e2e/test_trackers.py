@@ -191,7 +191,9 @@ def test_an_unusable_tracking_uri_causes_a_one_line_error_without_the_password(
     assert "Traceback" not in err
 
 
-def test_an_unreachable_mlflow_server_is_given_up_within_seconds(folder, nnictl, monkeypatch):
+def test_an_export_to_mlflow_fails_after_three_retries_if_the_server_is_unavailable(
+    folder, nnictl, monkeypatch
+):
     pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     for name in ("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER"):
@@ -214,7 +216,7 @@ def test_an_unreachable_mlflow_server_is_given_up_within_seconds(folder, nnictl,
         )
         server.shutdown()
         serving.join()
-    # MLflow waits before each retry twice as long as before the last one.
+    # MLflow sends one request and three retries. Before each retry, it waits twice as long as before the previous retry.
     assert (code, len(requests)) == (1, 1 + 3)
     assert err.splitlines()[-1].endswith(AGAIN)
 
@@ -233,7 +235,7 @@ def test_a_repeated_export_to_mlflow_completes_a_run_without_parameters(folder, 
     assert runs["1-t1"].info.status == "FINISHED"
 
 
-def test_every_name_of_a_metric_and_of_a_parameter_has_its_own_name_in_mlflow(folder, mlflow_runs):
+def test_metrics_or_parameters_with_similar_names_have_different_names_in_mlflow(folder, mlflow_runs):
     odd = {"loss/": 1, "a?b": 2, "a_b": 3, "": 4, "..": 5, "x//y": 6, "m" * 300: 7, "m" * 301: 8}
     stored = trial(0, SUCCEEDED, {"default": 0.5} | odd, parameters={"a?b": 1, "a_b": 2})
     store(folder, stored, {"default": 0.5} | odd)
@@ -290,7 +292,7 @@ def test_the_export_to_tensorboard_contains_the_metrics_parameters_and_status_of
     assert [each.name.tag for each in experiment.metric_infos] == ["final/default"]
 
 
-def test_an_integer_beyond_floats_is_text_in_tensorboard(folder, event_folder):
+def test_an_integer_too_large_for_a_float_is_exported_to_tensorboard_as_text(folder, event_folder):
     from tensorboard.plugins.hparams import metadata
 
     store(folder, trial(0, SUCCEEDED, 0.5, parameters={"seed": 10**400}), 0.5)
