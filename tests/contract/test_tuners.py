@@ -486,7 +486,7 @@ def test_batch_tuner_proposes_its_entries_unchanged_and_as_copies():
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS))
-def test_the_attribute_named_learns_agrees_with_the_table_of_tuners_for_each_tuner(name):
+def test_the_attribute_learns_of_each_tuner_has_the_value_from_the_table_of_tuners(name):
     tuner = make_of(name, BATCH if name == "BatchTuner" else TWO_FLOATS)
     assert tuner.learns == TUNERS[name].learns
 
@@ -673,7 +673,7 @@ def test_the_worst_member_of_a_generation_continues_from_the_best_members_checkp
 
 
 @pytest.mark.parametrize("own", [None, "/mnt/checkpoints"])
-def test_trials_of_a_changed_search_space_have_checkpoints_of_their_own(own):
+def test_trials_have_separate_checkpoint_folders_after_a_change_of_the_search_space(own):
     args = TUNERS["PBTTuner"].args(all_checkpoint_dir=own)
     folders = set()
     for revision in range(3):

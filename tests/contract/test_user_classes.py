@@ -243,7 +243,7 @@ def test_an_error_in_a_user_tuner_is_reported_with_the_traceback(a_tuner, code, 
     assert str(raised.value).startswith("cannot ")
 
 
-def test_each_call_after_a_failed_init_of_a_user_tuner_reports_its_error(a_tuner):
+def test_each_call_after_a_failed_init_of_a_user_tuner_reports_the_error_of_init(a_tuner):
     tuner = a_tuner(failing("raise ValueError('my mistake')", "__init__(self)"))
     for _ in range(2):
         with pytest.raises(UserCodeFailed, match=r"(?s)raised in '__init__'.*my mistake"):
@@ -399,7 +399,7 @@ def test_a_user_tuner_returns_parameters_after_closing_its_stdout(a_tuner):
     assert a_tuner(failing("sys.stdout = None; return {'x': 1}")).ask(0).parameters == {"x": 1}
 
 
-def test_a_user_tuner_continues_after_a_result_without_a_number_causes_an_error(a_tuner):
+def test_a_user_tuner_continues_after_an_error_about_a_result_without_a_number(a_tuner):
     tuner = a_tuner()
     tuner.ask(0)
     with pytest.raises(UserCodeFailed, match="cannot find a number in the result"):
@@ -515,7 +515,9 @@ def test_an_exception_in_a_user_assessor_is_reported_with_its_traceback(an_asses
 
 
 @pytest.mark.parametrize("answer", ["None", "'Bad'", "1", "[True]"])
-def test_an_answer_of_a_user_assessor_that_is_no_assess_result_is_an_error(an_assessor, answer):
+def test_a_user_assessor_that_returns_neither_an_assess_result_nor_a_bool_causes_an_error(
+    an_assessor, answer
+):
     code = ASSESSES.replace("last = trial_history[-1]", f"return {answer}")
     with pytest.raises(
         UserCodeFailed, match=r"(?s)in 'assess_trial'.*is no answer; return AssessResult\.Good or"
@@ -526,7 +528,7 @@ def test_an_answer_of_a_user_assessor_that_is_no_assess_result_is_an_error(an_as
 @pytest.mark.parametrize(
     ("answer", "is_good"), [("True", True), ("np.float64(1) > 2", False), ("AssessResult.Bad", False)]
 )
-def test_a_user_assessor_may_answer_with_a_bool_of_python_or_numpy(an_assessor, answer, is_good):
+def test_a_user_assessor_may_return_a_bool_of_python_or_numpy(an_assessor, answer, is_good):
     code = ASSESSES.replace("last = trial_history[-1]", f"import numpy as np; return {answer}")
     assert an_assessor(code).report("a", 0, [1.0]) is is_good
 
