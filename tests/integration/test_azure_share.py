@@ -98,7 +98,9 @@ def test_all_files_for_keepers_are_uploaded_and_manager_json_is_uploaded_last(az
     files.write_stop(StopTrial("trial", ExitReason.STOPPED_BY_USER))
     files.write_experiment(ManagerDocument("EXPT", "0.6.0", ("10.0.0.2:8081",)), "echo\n", "code-c0de.tar.gz")
     assert contents(azure.share / "EXPT") == contents(workspace.root)
-    files.write_trial(a_trial(), "true", Placement(None, None), "code-c0de.tar.gz")  # its job is restarted
+    files.write_trial(
+        a_trial(), "true", Placement(None, None), "code-c0de.tar.gz"
+    )  # as if the trial's job starts again
     with pytest.raises(DocumentInvalid):
         stop_from_bytes((azure.share / "EXPT/trials/trial/stop.json").read_bytes())
     snapshots = [call for call in azure.writes() if "code-c0de" in call]
@@ -192,7 +194,9 @@ def test_fetch_downloads_only_the_bytes_that_are_missing_locally(azure, share, w
     )  # With a mount instead of the share's API, fetch() downloads nothing.
 
 
-def test_a_log_fetched_by_two_processes_at_once_is_complete_and_not_duplicated(azure, share, workspace):
+def test_a_log_fetched_by_two_callers_at_the_same_time_is_complete_and_not_duplicated(
+    azure, share, workspace
+):
     there = Workspace(azure.share / "EXPT").attempt(KEY).stream(Stream.STDOUT)
     there.parent.mkdir(parents=True)
     content = bytes(range(1, 250)) * 10_000  # One read returns only a part of these bytes.

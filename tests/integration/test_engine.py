@@ -122,7 +122,7 @@ class OnePlace(Void):
         return True
 
 
-def test_a_stop_of_a_waiting_trial_cancels_the_trial_and_releases_its_reservation(a_real_experiment):
+def test_stopping_a_waiting_trial_cancels_the_trial_and_releases_its_reservation(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=3)
 
     async def scenario():
@@ -244,9 +244,7 @@ def test_a_refused_submission_fails_the_trial_with_the_reason_of_the_refusal(a_r
     play(scenario)
 
 
-def test_a_task_that_finds_the_lease_lost_ends_the_manager_and_is_no_internal_error(
-    a_real_experiment, caplog
-):
+def test_a_lost_lease_ends_the_manager_and_is_not_reported_as_an_internal_error(a_real_experiment, caplog):
     experiment = a_real_experiment(NOTHING)
     lost = LeaseLost("process 7 on node7 holds it now")
 
@@ -279,7 +277,7 @@ class AcceptsTheThird(Void):
             raise UserError("cannot submit: the image does not exist; name another")
 
 
-def test_an_accepted_job_resets_the_number_of_jobs_that_were_refused_in_a_row(a_real_experiment):
+def test_an_accepted_job_resets_the_number_of_consecutive_refusals(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=4)
 
     async def scenario():
@@ -860,7 +858,7 @@ def test_a_continued_attempt_includes_the_results_that_precede_its_checkpoint(
     play(scenario)
 
 
-def test_a_continued_attempt_keeps_the_results_before_its_checkpoint_even_if_it_ends_at_once(
+def test_a_continued_attempt_keeps_the_results_before_its_checkpoint_even_if_it_ends_immediately(
     a_real_experiment,
 ):
     """The keeper of the continued attempt sends all its messages before the manager has read the metrics of the earlier
@@ -894,7 +892,7 @@ def test_a_continued_attempt_keeps_the_results_before_its_checkpoint_even_if_it_
     play(scenario)
 
 
-def test_an_attempt_that_reloads_its_checkpoint_does_not_cause_its_intermediate_results_to_be_read(
+def test_the_manager_reads_no_stored_intermediate_results_if_an_attempt_reloads_its_own_checkpoint(
     a_real_experiment,
 ):
     experiment = a_real_experiment(
@@ -926,7 +924,9 @@ def test_an_attempt_that_reloads_its_checkpoint_does_not_cause_its_intermediate_
     play(scenario)
 
 
-def test_results_of_a_chain_of_attempts_that_are_read_one_after_another_are_counted_once(a_real_experiment):
+def test_each_result_is_counted_once_if_several_attempts_continue_from_each_others_checkpoints(
+    a_real_experiment,
+):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():

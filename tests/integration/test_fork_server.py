@@ -106,9 +106,7 @@ async def test_a_job_ends_without_a_trial_if_it_is_stopped_while_its_keeper_is_f
         await service.close()
 
 
-async def test_a_new_process_that_the_manager_cannot_watch_is_killed_before_the_job_is_submitted_again(
-    a_real_experiment, monkeypatch
-):
+async def test_a_new_keeper_process_that_the_manager_cannot_watch_is_killed(a_real_experiment, monkeypatch):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
     service = platform_of(experiment.config).make_service(experiment.folder)(lambda _: None)
     refused = []
@@ -186,7 +184,7 @@ async def test_an_environment_is_refused_if_it_is_too_large_for_a_request(tmp_pa
         assert (await forked(server, tmp_path, incomplete_settings()))[2]
 
 
-async def test_one_exit_code_is_unknown_and_later_forks_succeed_if_the_fork_server_is_killed(tmp_path):
+async def test_only_one_exit_code_is_lost_if_the_fork_server_is_killed_during_a_fork(tmp_path):
     with a_server(tmp_path) as server:
         _, first, _ = await forked(server, tmp_path, incomplete_settings())
         await asyncio.wait_for(first, DEADLINE_S)

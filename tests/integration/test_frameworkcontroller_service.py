@@ -50,7 +50,7 @@ async def test_a_job_deletion_is_reported_even_if_the_api_server_has_dropped_its
         assert "was deleted, but not by this manager" in end.message
 
 
-async def test_hanging_delete_calls_do_not_delay_the_ends_of_other_jobs(site):
+async def test_hanging_delete_calls_do_not_delay_the_end_reports_of_other_jobs(site):
     site.runs("true")
     site.cluster.api.misbehave("hang", 100, at=("delete", "frameworks"))
     async with site.manager() as service:

@@ -107,7 +107,7 @@ def test_a_stream_without_hello_is_closed_after_the_timeout(monkeypatch):
     play(scenario)
 
 
-def test_the_session_of_a_keeper_is_closed_if_the_keeper_does_not_read(monkeypatch):
+def test_the_session_of_a_keeper_is_closed_if_the_keeper_does_not_read_its_messages(monkeypatch):
     monkeypatch.setattr(servicer, "TAKEN_TIMEOUT_S", 0.5)
 
     async def scenario(gate, address):

@@ -413,8 +413,8 @@ def test_responses_on_a_keepalive_connection_are_sent_without_delay(server):
             began_s = time.monotonic()
             session.get(f"http://127.0.0.1:{server.port}/summary", timeout=DEADLINE_S)
             took_s.append(time.monotonic() - began_s)
-    # A response that waits for a TCP acknowledgement takes 40 ms, because the kernel delays acknowledgements. It does not delay
-    # the first ones of a connection, so the last requests are measured.
+    # A response that waits for a TCP acknowledgement takes 40 ms, because the kernel delays acknowledgements. The kernel does not
+    # delay the first acknowledgements of a connection, so only the last requests are measured.
     assert min(took_s[-20:]) < 0.03
 
 
@@ -447,11 +447,11 @@ def test_a_request_that_the_shutdown_cancels_is_not_logged_as_a_failure(server, 
     assert caplog.text == ""
 
 
-# ---- another manager at the port of one that has exited
+# ---- another manager at the port of an exited manager
 
 
 @pytest.mark.parametrize("call", [ManagerClient.summary, lambda client: client.get("/trials")])
-def test_a_client_reports_another_manager_if_that_manager_has_taken_the_port_of_an_exited_one(tmp_path, call):
+def test_a_client_reports_an_error_if_another_manager_has_taken_the_port_of_an_exited_manager(tmp_path, call):
     with served_view(made_experiment(tmp_path, 1).folder) as view:
         exited = ManagerProcess(1, "127.0.0.1", view.port, "0.7.0", TOKEN)
         with pytest.raises(ManagerUnresponsive, match="another manager answers there; wait and try again"):

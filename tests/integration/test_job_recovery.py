@@ -46,7 +46,7 @@ def stored_leftovers(experiment):
 
 
 async def a_job_with_a_prefetched_trial(engine, service):
-    """Start the engine; return its only job, which has a trial to run and a prefetched one, and the job's keeper."""
+    """Start the engine; return its only job and the job's keeper. The job has one trial to run and one prefetched trial."""
     job = await a_submitted_job(engine, service)
     keeper = ScriptedKeeper(engine, job.job_id)
     keeper.send(Idle())
@@ -65,7 +65,7 @@ def write_line(experiment, key, stream):
 # ---- jobs that have ended
 
 
-def test_a_trial_whose_files_the_manager_may_not_read_fails_with_the_remedy(a_real_experiment, monkeypatch):
+def test_a_trial_fails_with_a_remedy_if_the_manager_may_not_read_its_files(a_real_experiment, monkeypatch):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -107,10 +107,10 @@ class _TwoTasks(Cluster):
 
 
 @pytest.mark.usefixtures("no_polls")
-def test_a_task_that_was_killed_without_recording_its_end_is_no_fault_of_the_storage(
+def test_a_missing_exit_record_of_a_killed_task_is_not_reported_as_a_storage_fault(
     a_real_experiment, monkeypatch
 ):
-    """The node of one task is lost; the cluster ends the other task, whose keeper records why."""
+    """The node of one task is lost, so its keeper records nothing. The cluster ends the other task; its keeper records why."""
     monkeypatch.setattr(storage_poller, "STORAGE_LAG_S", 0.0)
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
@@ -138,7 +138,7 @@ def test_a_task_that_was_killed_without_recording_its_end_is_no_fault_of_the_sto
         (None, False, ["its keeper is gone", "evicted"]),
     ],
 )
-def test_the_message_of_a_lost_trial_starts_with_the_clusters_explanation_or_how_the_keeper_ended(
+def test_the_message_of_a_lost_trial_starts_with_the_clusters_explanation_or_else_with_the_keepers_end(
     a_real_experiment, exit_code, is_explained, lines
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
@@ -154,7 +154,7 @@ def test_the_message_of_a_lost_trial_starts_with_the_clusters_explanation_or_how
     play(scenario)
 
 
-def test_a_killed_job_is_reported_as_one_that_did_not_stop_in_time(a_real_experiment):
+def test_the_trial_message_of_a_killed_job_says_that_the_trial_did_not_stop_in_time(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -224,7 +224,9 @@ def test_a_job_that_has_run_is_not_submitted_again_during_its_recovery(a_real_ex
     play(scenario)
 
 
-def test_a_trial_that_runs_is_not_lost_if_the_manager_ends_during_its_submission(a_real_experiment):
+def test_a_running_trial_stays_running_if_the_manager_closes_during_the_submission_of_its_job(
+    a_real_experiment,
+):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -256,7 +258,7 @@ def test_the_processes_of_a_trial_are_ended_before_its_files_are_read(a_real_exp
         trial, _, _ = await a_connected_keeper(engine, service)
 
         async def end_processes(job_id, trial_ids):
-            # The processes of the trial write until now.
+            # The processes of the trial still write when the manager ends them.
             assert (job_id, trial_ids) == (trial.job_id, [trial.trial_id])
             write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5))
 
@@ -348,7 +350,7 @@ def test_each_stored_piece_extends_the_deadline_for_reading_the_data_of_an_ended
 
 
 @pytest.mark.parametrize("exit_code", [0, 1], ids=["a clean exit", "a crash"])
-def test_a_queued_trial_survives_any_number_of_clean_exits_of_its_jobs_but_only_one_crash(
+def test_a_queued_trial_survives_two_clean_exits_of_its_jobs_but_fails_after_two_crashes(
     a_real_experiment, exit_code
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
@@ -375,10 +377,10 @@ def test_a_queued_trial_survives_any_number_of_clean_exits_of_its_jobs_but_only_
 @pytest.mark.usefixtures("no_polls")
 @pytest.mark.parametrize("written", [None, Stream.KEEPER, Stream.STDOUT])
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_queued_trial_is_charged_for_a_crash_of_its_job_only_if_its_command_has_started(
+def test_a_queued_trial_is_charged_for_a_crash_of_its_job_only_if_its_attempt_has_written_something(
     a_real_experiment, written, is_late
 ):
-    """The keeper has claimed an attempt. It unpacks the code, or its command has already written something."""
+    """The keeper has claimed an attempt, and has written nothing, or a line of its own log, or output of the command."""
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
 
     async def scenario():
@@ -414,7 +416,7 @@ def test_a_queued_trial_is_charged_for_a_crash_of_its_job_only_if_its_command_ha
 
 
 @pytest.mark.usefixtures("no_polls")
-def test_an_ended_job_is_reported_after_the_results_before_its_checkpoint_are_stored(a_real_experiment):
+def test_the_results_before_a_checkpoint_are_stored_even_if_the_job_has_already_ended(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -455,7 +457,7 @@ async def a_forgotten_trial(engine, service):
 
 @pytest.mark.usefixtures("no_polls")
 @pytest.mark.usefixtures("late_storage")
-def test_a_trial_whose_restarted_keeper_has_forgotten_it_ends_with_the_data_in_the_workspace(
+def test_a_trial_missing_from_the_hello_of_a_restarted_keeper_has_the_result_in_the_workspace(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
@@ -473,7 +475,7 @@ def test_a_trial_whose_restarted_keeper_has_forgotten_it_ends_with_the_data_in_t
 
 
 @pytest.mark.usefixtures("no_polls")
-def test_a_forgotten_trial_is_dispatched_again_if_the_manager_may_not_read_its_files(
+def test_a_trial_missing_from_the_hello_is_dispatched_again_if_the_manager_may_not_read_its_files(
     a_real_experiment, monkeypatch
 ):
     monkeypatch.setattr(job_recovery, "STORAGE_LAG_S", 0.1)
@@ -493,7 +495,7 @@ def test_a_forgotten_trial_is_dispatched_again_if_the_manager_may_not_read_its_f
 
 @pytest.mark.usefixtures("no_polls")
 @pytest.mark.parametrize("is_reported", [True, False])
-def test_a_trial_that_its_keeper_started_after_its_hello_is_not_lost(
+def test_a_trial_that_starts_after_the_hello_of_its_keeper_is_not_lost(
     a_real_experiment, monkeypatch, is_reported
 ):
     """The storage had shown the start before the Hello arrived."""
@@ -530,7 +532,7 @@ def test_a_trial_that_its_keeper_started_after_its_hello_is_not_lost(
     play(scenario)
 
 
-# ---- jobs that are given up
+# ---- jobs that the manager gives up
 
 
 @pytest.mark.usefixtures("no_polls")
@@ -544,7 +546,7 @@ def test_a_trial_whose_job_is_given_up_or_ended_has_the_result_that_the_workspac
         engine, service = an_engine(experiment, kind=Cluster)
         trial = await a_submitted_trial(engine, service)
         (job,) = engine.experiment.jobs.live.values()
-        # The partial record is stored only after the end of the attempt is read. This takes a moment.
+        # The manager stores the partial record only after it has read the end of the attempt, which takes a moment.
         write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5) + b"a partial record")
         store_is_blocked, end = contextlib.ExitStack(), engine.ingest.end
 
@@ -566,7 +568,9 @@ def test_a_trial_whose_job_is_given_up_or_ended_has_the_result_that_the_workspac
 
 
 @pytest.mark.usefixtures("late_storage")
-def test_a_job_that_is_given_up_is_stopped_and_named_until_the_cluster_reports_its_end(a_real_experiment):
+def test_the_manager_stops_a_given_up_job_and_lists_it_as_leftover_until_the_cluster_reports_its_end(
+    a_real_experiment,
+):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -591,7 +595,7 @@ def test_a_job_that_is_given_up_is_stopped_and_named_until_the_cluster_reports_i
     play(scenario)
 
 
-def test_a_job_that_is_given_up_and_unknown_to_the_cluster_is_not_named_as_left(a_real_experiment):
+def test_a_given_up_job_that_the_cluster_does_not_have_is_not_listed_as_leftover(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -651,7 +655,7 @@ def test_trials_that_a_given_up_job_never_started_return_to_the_queue(a_real_exp
 # ---- jobs that cannot be ended
 
 
-def test_the_results_of_a_job_that_cannot_be_ended_count_and_the_job_is_named(a_real_experiment):
+def test_the_results_of_a_job_that_cannot_be_ended_count_and_the_job_is_listed_as_leftover(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -674,7 +678,7 @@ def test_the_results_of_a_job_that_cannot_be_ended_count_and_the_job_is_named(a_
 # ---- a later manager
 
 
-def test_a_later_manager_stops_a_left_job_that_still_runs_and_forgets_it_at_its_end(a_real_experiment):
+def test_a_later_manager_stops_a_leftover_job_and_removes_it_from_the_list_after_its_end(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
     leftover_jobs.write(experiment.folder, {"old": "remove it with `end old`"})
 
@@ -690,7 +694,7 @@ def test_a_later_manager_stops_a_left_job_that_still_runs_and_forgets_it_at_its_
     play(scenario)
 
 
-def test_a_later_manager_forgets_a_left_job_that_no_longer_exists(a_real_experiment):
+def test_a_later_manager_removes_a_leftover_job_that_no_longer_exists_from_the_list(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
     leftover_jobs.write(experiment.folder, {"old": "remove it with `end old`"})
 
@@ -703,7 +707,7 @@ def test_a_later_manager_forgets_a_left_job_that_no_longer_exists(a_real_experim
     play(scenario)
 
 
-def test_objects_that_the_cluster_may_still_have_are_stored_when_the_experiment_ends(a_real_experiment):
+def test_objects_that_may_remain_on_the_cluster_are_recorded_when_the_experiment_ends(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():

@@ -48,7 +48,7 @@ REUSED = ONE_TRIAL | {"localConfig": {"reuse": True}}
 
 
 async def a_reused_job(engine, service):
-    """Start the engine; return the keeper of its only job, and the trial that the job has got."""
+    """Start the engine; return the keeper of its only job, and the trial that is assigned to the job."""
     job = await a_submitted_job(engine, service)
     keeper = ScriptedKeeper(engine, "env-0")
     keeper.send(Idle())
@@ -89,7 +89,7 @@ def test_a_dispatch_is_repeated_until_the_files_of_the_trial_can_be_written(a_re
     play(scenario)
 
 
-def test_a_trial_that_is_stopped_during_its_dispatch_is_stopped_after_it(a_real_experiment):
+def test_a_stop_request_during_a_dispatch_reaches_the_keeper_after_the_dispatch(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **REUSED)
 
     async def scenario():
@@ -162,7 +162,7 @@ def test_a_job_is_submitted_only_after_it_is_stored(a_real_experiment):
 # ---- stops
 
 
-def test_a_cluster_that_stops_jobs_at_once_is_asked_after_the_keeper_has_received_the_stop(
+def test_the_keeper_receives_the_stop_command_before_a_cluster_without_a_grace_period_stops_the_job(
     a_real_experiment, monkeypatch
 ):
     monkeypatch.setattr(trial_dispatch, "_KEEPER_HEAD_START_S", 0.05)
@@ -181,7 +181,7 @@ def test_a_cluster_that_stops_jobs_at_once_is_asked_after_the_keeper_has_receive
     play(scenario)
 
 
-def test_a_cluster_with_a_grace_period_is_asked_at_once_to_stop_the_job_of_a_stopped_trial(
+def test_the_job_of_a_stopped_trial_is_stopped_without_delay_if_the_cluster_has_a_grace_period(
     a_real_experiment, monkeypatch
 ):
     monkeypatch.setattr(trial_dispatch, "_KEEPER_HEAD_START_S", 3600.0)
@@ -197,7 +197,9 @@ def test_a_cluster_with_a_grace_period_is_asked_at_once_to_stop_the_job_of_a_sto
     play(scenario)
 
 
-def test_a_job_that_ends_after_the_stop_of_its_trial_is_not_stopped_again(a_real_experiment, monkeypatch):
+def test_the_manager_does_not_stop_the_job_of_a_stopped_trial_if_the_job_has_already_ended(
+    a_real_experiment, monkeypatch
+):
     monkeypatch.setattr(trial_dispatch, "_KEEPER_HEAD_START_S", 3600.0)
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
@@ -208,7 +210,9 @@ def test_a_job_that_ends_after_the_stop_of_its_trial_is_not_stopped_again(a_real
         service.on_job_ended(JobEnded(trial.job_id, 0, ""))
         await engine.finished.wait()
         monkeypatch.setattr(trial_dispatch, "_KEEPER_HEAD_START_S", 0.0)
-        await engine.dispatch._stop_after_keeper(trial.job_id)  # the head start ends after the job
+        await engine.dispatch._stop_after_keeper(
+            trial.job_id
+        )  # the keeper's head start ends after the job has ended
         assert service.stopped == []
         await engine.close()
 
@@ -216,12 +220,12 @@ def test_a_job_that_ends_after_the_stop_of_its_trial_is_not_stopped_again(a_real
 
 
 class StopsAtOnce(Cluster):
-    """A training service that ends a job as soon as it is asked to."""
+    """A training service that ends a job immediately when the manager stops it, without a grace period."""
 
     stops_at_once = True
 
 
-def test_a_keeper_that_reconnects_during_the_stop_of_its_trial_receives_the_stop_again(a_real_experiment):
+def test_a_keeper_that_reconnects_while_its_trial_is_stopping_receives_the_stop_command(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -236,7 +240,9 @@ def test_a_keeper_that_reconnects_during_the_stop_of_its_trial_receives_the_stop
     play(scenario)
 
 
-def test_an_unconnected_keeper_finds_its_stop_request_before_the_cluster_stops_its_job(a_real_experiment):
+def test_the_stop_request_for_a_disconnected_keeper_is_written_before_the_cluster_stops_its_job(
+    a_real_experiment,
+):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -259,12 +265,12 @@ def test_an_unconnected_keeper_finds_its_stop_request_before_the_cluster_stops_i
 
 
 class TwoTasks(Cluster):
-    """A training service whose jobs have two tasks; the first one that ends decides."""
+    """A training service whose jobs have two tasks. The first task that ends decides the result of the trial."""
 
     completion = Completion((TaskRole("main", 2),))
 
 
-def test_a_task_that_reconnects_after_another_task_has_decided_the_trial_is_stopped(a_real_experiment):
+def test_a_task_is_stopped_when_it_reconnects_after_another_task_has_decided_the_trial(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -285,7 +291,7 @@ def test_a_task_that_reconnects_after_another_task_has_decided_the_trial_is_stop
     play(scenario)
 
 
-def test_the_keepers_of_a_preempted_job_stop_its_running_trial_for_that_reason(a_real_experiment):
+def test_the_keeper_of_a_preempted_job_receives_a_stop_command_with_the_reason_preempted(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -305,7 +311,7 @@ def test_the_keepers_of_a_preempted_job_stop_its_running_trial_for_that_reason(a
 
 
 @pytest.mark.parametrize("is_connected", [True, False])
-def test_a_reused_job_without_further_trials_is_ended_by_its_keeper_or_else_by_the_cluster(
+def test_a_reused_job_without_further_trials_is_ended_by_its_connected_keeper_or_else_by_the_cluster(
     a_real_experiment, is_connected
 ):
     experiment = a_real_experiment(NOTHING, **REUSED)
@@ -376,7 +382,9 @@ def test_a_stream_that_exceeds_its_quota_is_cut_and_the_trial_has_a_warning(
     play(checked)
 
 
-def test_a_final_result_before_a_checkpoint_is_the_result_of_the_attempt_that_continues(a_real_experiment):
+def test_a_final_result_before_a_checkpoint_counts_for_the_attempt_that_continues_from_the_checkpoint(
+    a_real_experiment,
+):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():

@@ -1,4 +1,4 @@
-"""Jobs on Kubernetes that a resumed manager adopts: those of a lost node, and those of an outage of the API server."""
+"""A resumed manager adopts jobs on Kubernetes: after the loss of a node or a pod, and during an outage of the API server."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ def site(tmp_path, monkeypatch):
         yield site
 
 
-async def test_a_manager_that_adopts_a_job_reports_that_its_node_was_lost_before(site):
+async def test_a_manager_that_adopts_a_job_reports_that_its_node_was_lost_before_the_adoption(site):
     async with site.manager() as first:
         await first.submit(site.settings())
         await site.is_running()
@@ -59,11 +59,13 @@ async def a_pod_is_preempted_without_a_manager(site):
     assert not site.store.list(PODS), "FrameworkController deletes the pods of an ended job"
 
 
-async def test_a_manager_waits_for_the_events_about_preempted_pods_once_for_all_jobs(site, monkeypatch):
+async def test_only_the_first_adoption_waits_for_the_events_about_preempted_pods(site, monkeypatch):
     await a_pod_is_preempted_without_a_manager(site)
     site.cluster.api.misbehave("hang", 2, at=("list", "events"))
     deletes = ("delete", "frameworks")
-    site.cluster.api.misbehave(503, 100, at=deletes)  # the job is still there when it is adopted again
+    site.cluster.api.misbehave(
+        503, 100, at=deletes
+    )  # the deletion fails, so the job still exists at the second adoption
     monkeypatch.setattr(backend, "_POD_LAG_S", 0.1)
     async with site.manager() as second:
         assert await second.adopt("trial1") is JobPresence.ENDED
@@ -75,7 +77,7 @@ async def test_a_manager_waits_for_the_events_about_preempted_pods_once_for_all_
 
 
 @pytest.mark.parametrize("event", ["hangs", "is denied", "is there"])
-async def test_a_framework_whose_pod_was_preempted_and_deleted_while_no_manager_ran_ends_as_preempted(
+async def test_a_job_whose_pod_was_preempted_while_no_manager_ran_ends_as_preempted_if_events_may_be_listed(
     site, monkeypatch, event
 ):
     monkeypatch.setattr(backend, "_POD_LAG_S", DEADLINE_S)
@@ -100,7 +102,9 @@ async def test_a_framework_whose_pod_was_preempted_and_deleted_while_no_manager_
         assert end.message.startswith(f"pod {NAME}-worker-0 was preempted for one of higher priority\n")
 
 
-async def test_a_job_that_was_adopted_during_an_outage_and_is_deleted_later_is_not_unknown(site):
+async def test_a_job_adopted_during_an_outage_is_reported_as_lost_and_not_as_unknown_if_it_is_deleted_later(
+    site,
+):
     async with site.manager() as first:
         await first.submit(site.settings())
         await site.is_running()
@@ -114,7 +118,9 @@ async def test_a_job_that_was_adopted_during_an_outage_and_is_deleted_later_is_n
         assert (end.reason, end.is_unknown) == (ExitReason.JOB_LOST, False)
 
 
-async def test_a_job_that_was_adopted_during_an_outage_is_not_the_resource_of_others_with_its_name(site):
+async def test_a_foreign_resource_with_the_name_of_a_job_adopted_during_an_outage_is_not_regarded_as_the_job(
+    site,
+):
     foreign = FrameworkController(site.config).render("default", site.settings())
     foreign["metadata"]["labels"] = {}
     site.store.create(FRAMEWORKS, "default", foreign)
@@ -127,7 +133,7 @@ async def test_a_job_that_was_adopted_during_an_outage_is_not_the_resource_of_ot
     assert site.store.find(FRAMEWORKS, "default", NAME), "it is not ours to delete"
 
 
-async def test_a_manager_that_starts_during_an_outage_submits_the_jobs_that_its_predecessor_could_not(
+async def test_a_manager_that_starts_during_an_outage_submits_the_job_that_its_predecessor_could_not_submit(
     site, a_real_experiment
 ):
     experiment = a_real_experiment("pass", trialConcurrency=1, maxTrialNum=1)

@@ -1,4 +1,4 @@
-"""Jobs whose pods a sidecar of the cluster keeps running after their tasks have ended."""
+"""Jobs whose tasks have ended, while a sidecar of the cluster keeps their pods running."""
 
 import pytest
 from deadlines import DEADLINE_S
@@ -38,7 +38,7 @@ def phases(site):
     ("script", "exit_code"), [("true", 0), ("exit 31", 31)], ids=["successful", "failed"]
 )
 @pytest.mark.parametrize("kubernetes", ["tf-operator", "pytorch-operator", "job"])
-async def test_the_manager_ends_a_job_whose_tasks_have_ended_and_whose_pods_a_sidecar_keeps_running(
+async def test_the_manager_ends_a_job_if_its_tasks_have_ended_and_only_a_sidecar_keeps_its_pods_running(
     site, monkeypatch, caplog, kubernetes, script, exit_code
 ):
     monkeypatch.setattr(backend, "_SIDECAR_GRACE_S", 0.1)
@@ -58,7 +58,7 @@ async def test_the_manager_ends_a_job_whose_tasks_have_ended_and_whose_pods_a_si
     )
 
 
-async def test_a_failed_task_beside_a_sidecar_ends_the_job_although_other_tasks_run(site, monkeypatch):
+async def test_a_failed_task_ends_its_job_although_a_sidecar_and_other_tasks_still_run(site, monkeypatch):
     monkeypatch.setattr(backend, "_SIDECAR_GRACE_S", 0.1)
     add_sidecar(site)
     site.config = CONFIGS["pytorch-operator"]
@@ -69,7 +69,7 @@ async def test_a_failed_task_beside_a_sidecar_ends_the_job_although_other_tasks_
         assert (end.exit_code, end.reason) == (31, ExitReason.KEEPER_LOST)
 
 
-async def test_the_operator_ends_a_job_whose_sidecar_ends_after_its_task(site, monkeypatch):
+async def test_the_operator_ends_a_job_if_its_sidecar_exits_after_its_task(site, monkeypatch):
     monkeypatch.setattr(backend, "_SIDECAR_GRACE_S", 10 * DEADLINE_S)
     add_sidecar(site, f"while [ ! -e {site.folder}/over ]; do sleep 0.05; done")
     site.runs(f"touch {site.folder}/over; exit 31")
@@ -80,7 +80,9 @@ async def test_the_operator_ends_a_job_whose_sidecar_ends_after_its_task(site, m
         assert end.message.startswith("Kubernetes reports Job ")
 
 
-async def test_a_job_whose_tasks_ended_without_a_manager_ends_although_a_sidecar_runs(site, monkeypatch):
+async def test_a_job_whose_tasks_ended_while_no_manager_ran_ends_although_a_sidecar_still_runs(
+    site, monkeypatch
+):
     monkeypatch.setattr(backend, "_SIDECAR_GRACE_S", 0.1)
     add_sidecar(site)
     site.runs(f"while [ ! -e {site.folder}/over ]; do sleep 0.05; done; exit 31")

@@ -141,8 +141,8 @@ def test_no_supervisor_starts_in_a_container_folder_that_is_already_claimed(cont
     assert (tmp_path / "ran").read_text() == "ran\n"
 
 
-# The child calls end_with(), so that it ends with its parent. The test kills the parent when the child has printed its pid: in
-# the case `before`, that is before the call of end_with(), which waits for a line of input.
+# The child calls end_with(), so that it ends together with its parent. The test kills the parent after the child has printed
+# its pid. In the case `before`, the child then waits for a line of input before it calls end_with().
 PARENT_AND_CHILD = """
 import os, signal, sys
 from nni_manager.local_openpai.supervisor import end_with
@@ -159,7 +159,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_forked_child_ends_together_with_its_supervisor_if_the_child_has_not_called_exec(when):
+def test_a_child_that_calls_end_with_ends_if_its_parent_is_killed_before_or_after_the_call(when):
     command = [sys.executable, "-c", PARENT_AND_CHILD, when]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         child = psutil.Process(int(parent.stdout.readline()))
@@ -204,7 +204,7 @@ class _Unanswered(SupervisorForkServer):
 
 
 @pytest.mark.parametrize("fault", ["no answer", "no descriptor", "no supervisor"])
-def test_a_container_has_ended_only_if_its_supervisor_does_not_run(tmp_path, monkeypatch, fault):
+def test_a_container_is_reported_as_ended_only_if_its_supervisor_does_not_run(tmp_path, monkeypatch, fault):
     """A job that is reported as ended starts again elsewhere, so its containers must have ended."""
     open_pidfd, refusals = ProcessIdentity.open_pidfd, [OSError(errno.EMFILE, "Too many open files")]
 

@@ -58,7 +58,7 @@ def test_a_mutant_is_killed_if_it_fails_a_test_and_survives_if_it_is_undetected(
     assert (tree / "small.py").read_text() == CODE == (copy.tree / "small.py").read_text()
 
 
-def test_no_mutant_is_killed_and_no_other_test_is_hidden_if_a_test_fails_without_a_mutant(tree, copy, capsys):
+def test_a_test_that_fails_without_a_mutant_kills_no_mutant_and_hides_no_other_test(tree, copy, capsys):
     (copy.tree / "tests/test_anyway.py").write_text(FAILS_ANYWAY)
     judged = judge(tree, "tests/test_anyway.py", "tests/test_signs.py")
     assert judged.killer(copy, UNDETECTED) == ""
@@ -66,7 +66,7 @@ def test_no_mutant_is_killed_and_no_other_test_is_hidden_if_a_test_fails_without
     assert capsys.readouterr().out.count("fails without a mutant as well") == 1
 
 
-def test_the_mutant_is_killed_if_a_test_hangs(tree, copy, monkeypatch):
+def test_a_mutant_is_killed_if_a_test_hangs(tree, copy, monkeypatch):
     monkeypatch.setattr(mutate, "TEST_TIMEOUT_S", 1)
     (copy.tree / "tests/test_hang.py").write_text(HANGS)
     assert judge(tree, "tests/test_hang.py").killer(copy, UNUSED)

@@ -66,7 +66,7 @@ def test_all_users_belong_to_one_group(here):
     refused(bob.get(f"{API}/groups/other"), 404, "NoGroupError")
 
 
-def test_users_change_their_own_password_with_the_old_password(here):
+def test_users_can_change_only_their_own_password_and_need_the_old_password(here):
     bob = logged_in(here, "bob")
     change = {"username": "bob", "newPassword": "another password", "oldPassword": "wrong"}
     refused(bob.put(f"{API}/users/me", json={"data": change}), 400, "IncorrectPasswordError")
@@ -94,7 +94,7 @@ def test_an_administrator_who_is_demoted_while_a_password_change_waits_stays_dem
 
     assert change_password("wrong") == 400
     with ThreadPoolExecutor(1) as thread:
-        # After a wrong password, the next one of this source waits for FAILURE_COOLDOWN_S.
+        # After a wrong password, the next password from the same address waits for FAILURE_COOLDOWN_S.
         changing = thread.submit(change_password, PASSWORDS["bob"])
         assert ada.put(f"{API}/users", json={"data": {"username": "bob", "admin": False}}).status_code == 201
         assert changing.result() == 201

@@ -173,7 +173,7 @@ def end_without_a_manager(server, run, *, code=None, is_stopped=False):
         ({"code": 112}, "mount", "free some space on the storage"),
     ],
 )
-def test_a_trial_whose_job_ended_without_a_manager_has_openpais_reason_and_its_remedy(
+def test_a_trial_whose_job_ended_while_no_manager_ran_has_the_reason_that_openpai_reports(
     start, server, end, reason, message
 ):
     run = start(WAITS, trialConcurrency=1, maxTrialNum=1)
@@ -185,7 +185,7 @@ def test_a_trial_whose_job_ended_without_a_manager_has_openpais_reason_and_its_r
     assert message in trial["message"]
 
 
-def test_a_trial_whose_job_was_preempted_without_a_manager_starts_again(start, server):
+def test_a_trial_whose_job_was_preempted_while_no_manager_ran_starts_again(start, server):
     run = start(WAITS, trialConcurrency=1, maxTrialNum=1)
     end_without_a_manager(server, run, code=-1003)
     run.experiment.start()

@@ -353,7 +353,7 @@ def test_prefetched_warm_trials_have_separate_environments_and_never_start_if_th
     assert job.leave() == 0
 
 
-def test_the_start_is_cold_and_the_reason_is_logged_once_if_a_command_needs_a_shell(site):
+def test_trials_start_cold_and_the_reason_is_logged_once_if_their_command_needs_a_shell(site):
     job = Job(site, warm_imports=("json",))
     for _ in range(3):
         assert job.run("echo $((1 + 1))") == b"2\n"

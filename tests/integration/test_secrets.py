@@ -33,7 +33,7 @@ PATHS = [
 @pytest.fixture
 def running(a_real_experiment):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=1, logCollection="http", debug=True)
-    experiment.is_forked = False  # a fork has no command line of its own, which a test reads
+    experiment.is_forked = False  # a test reads the keeper's command line, and a fork has none of its own
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")
     return experiment

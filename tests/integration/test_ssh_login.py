@@ -17,7 +17,7 @@ PASSPHRASE = "correct horse"
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A machine, whose user's home and agent are those of this process. The user has no key in a file."""
+    """A remote machine. This process has the home and the SSH agent of a user who has no key file."""
     with ssh_machines_here(tmp_path, "one") as site:
         for name, value in site.variables.items():
             monkeypatch.setenv(name, value)

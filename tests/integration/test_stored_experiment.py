@@ -110,7 +110,7 @@ def changing_routes(app, trial_id):
                 yield method, route.path.replace("{trial_id}", trial_id)
 
 
-def test_a_view_refuses_every_changing_request(killed, view):
+def test_a_view_refuses_every_request_that_would_change_the_experiment(killed, view):
     before, keepers = content_of(killed.folder.database), killed.keeper_pids()
     trial = look(view, "/trials")[0]["id"]
     session_auth = SessionAuth(b"", "TESTEXPT", killed.folder.ended_sessions)

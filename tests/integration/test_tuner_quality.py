@@ -101,7 +101,7 @@ def test_the_quality_check_fails_if_a_random_sampler_replaces_tpe(measured, monk
     assert not any(row.holds for row in rows), measured.render(rows)
 
 
-def test_a_value_from_the_dimensions_given_to_peers_becomes_a_parameter_inside_the_search_space(real):
+def test_values_that_peers_draw_from_the_described_dimensions_lie_inside_the_search_space(real):
     described = importlib.import_module("peer_process")
     drawn = random.Random(1)
     for problem in real.REAL_PROBLEMS.values():
