@@ -134,7 +134,9 @@ def test_the_copy_omits_ignored_files_pipes_and_experiment_folders(code):
     assert paths(made) == [".nniignore", "train.py"]
 
 
-def test_links_in_the_copied_code_keep_their_targets_except_links_to_annotated_files_outside(code, tmp_path):
+def test_copied_links_keep_their_targets_unless_the_target_is_an_annotated_file_outside_the_folder(
+    code, tmp_path
+):
     write(tmp_path, data__big="x", shared_dot_py=SIZE)
     write(code, train_dot_py=SIZE)
     (code / "data").symlink_to("../data")
@@ -245,7 +247,7 @@ def test_the_search_space_file_applies_if_no_annotation_declares_a_hyper_paramet
     assert not config({"logDir": "searchSpacePath: space.json\nlogDir"}).is_annotated
 
 
-def test_annotated_code_that_declares_no_hyper_parameter_is_reported_as_one_error(code, config):
+def test_one_error_is_reported_if_annotated_code_declares_no_hyper_parameter(code, config):
     write(code, train_dot_py=REPORT)
     with pytest.raises(ConfigInvalid) as caught:
         config()

@@ -470,7 +470,7 @@ def test_the_generated_import_comes_first_and_uses_an_unused_name(head, begins, 
 
 
 @pytest.mark.parametrize("option", ["1 if True else 2", "lambda: 5", "y or 3", "(y, 4)"])
-def test_an_option_is_chosen_although_an_option_before_it_is_any_expression(option, run):
+def test_any_option_of_a_choice_can_be_chosen_if_the_first_option_is_a_complex_expression(option, run):
     found = read(f"y = 0\n'@nni.variable(nni.choice({option}, y + 7), name=x)'\nx = 1\n".encode())
     first = run(found.generated, {"train/x/choice": option})["x"]
     assert (first() if callable(first) else first) in (1, 5, 3, (0, 4))

@@ -179,7 +179,7 @@ def test_loading_does_not_overwrite_an_existing_experiment(saved, capsys):
     )
 
 
-def test_an_experiment_that_another_command_loads_at_the_same_time_is_left_alone(
+def test_a_load_is_refused_if_another_command_loads_the_experiment_at_the_same_time(
     saved, move, capsys, monkeypatch
 ):
     path = saved("--saveCodeDir")

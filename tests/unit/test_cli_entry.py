@@ -1,4 +1,4 @@
-"""The start of nnictl: an interrupt in whose place a library raises another error."""
+"""The start of nnictl: an interrupt, also if a library raises another error instead."""
 
 import pytest
 from pydantic_core import SchemaError
@@ -21,7 +21,9 @@ def caused_by_an_interrupt() -> RuntimeError:
     ],
     ids=["interrupt", "class", "schema"],
 )
-def test_an_interrupt_ends_nnictl_without_a_traceback_also_if_a_library_converts_it(monkeypatch, error):
+def test_an_interrupt_ends_nnictl_without_a_traceback_even_if_a_library_raises_another_error_for_it(
+    monkeypatch, error
+):
     def interrupted() -> None:
         raise error
 
@@ -34,7 +36,7 @@ def test_an_interrupt_ends_nnictl_without_a_traceback_also_if_a_library_converts
 @pytest.mark.parametrize(
     "error", [SchemaError("Error building"), RuntimeError("KeyboardInterrupt:"), ValueError()]
 )
-def test_another_error_at_the_start_of_nnictl_is_shown(monkeypatch, error):
+def test_an_error_at_the_start_of_nnictl_is_raised_if_no_interrupt_caused_it(monkeypatch, error):
     def fail() -> None:
         raise error
 

@@ -130,7 +130,7 @@ def test_nnictl_experiment_list_warns_of_experiments_whose_manager_has_died(nnic
 
 @pytest.fixture
 def starting(stored):
-    """Return a function that starts a process that has not recorded itself as the manager of an experiment in this state."""
+    """Return a function that stores an experiment in this state, and starts a manager that has not written its process record."""
     with contextlib.ExitStack() as stack:
 
         def start(state=ExperimentState.RUNNING):
@@ -179,12 +179,14 @@ def test_nnictl_experiment_list_scans_the_processes_once_for_all_dead_managers(
 
 @pytest.mark.parametrize("which", ["starts11", "starts*", "--all"])
 @pytest.mark.parametrize("state", [ExperimentState.RUNNING, ExperimentState.STOPPED], ids=["new", "resumed"])
-def test_nnictl_stop_waits_until_a_manager_has_started(nnictl, starting, monkeypatch, which, state):
+def test_nnictl_stop_waits_for_a_starting_manager_and_succeeds_if_the_start_fails(
+    nnictl, starting, monkeypatch, which, state
+):
     folder, process = starting(state)
     is_locked = []
 
     def fail_to_start(_):
-        with folder.owned(is_brief=True):  # nnictl does not keep the manager from starting
+        with folder.owned(is_brief=True):  # nnictl holds no lock while it waits, so the manager can start
             is_locked.append(False)
         process.kill()
         process.wait()

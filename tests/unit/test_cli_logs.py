@@ -180,7 +180,7 @@ def test_the_managers_log_is_followed_until_an_interrupt(a_trial, capsys, monkey
 
 
 @pytest.mark.parametrize("removed", ["trials", "trials/aB3dE"])
-def test_nnictl_log_of_a_trial_whose_files_were_removed_says_that_they_are_gone(a_trial, capsys, removed):
+def test_nnictl_log_reports_that_the_files_of_a_trial_were_removed(a_trial, capsys, removed):
     folder, save = a_trial
     written(folder, "one\n")
     save(TrialState.SUCCEEDED, started_at_s=1.0)

@@ -188,7 +188,7 @@ def test_a_closed_connection_and_a_missing_listener_have_different_errors(an_exp
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.parametrize("certificate_sha256", [None, "a" * 64])
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_a_connection_is_reported_as_closed_with_and_without_tls_if_the_server_closes_it_at_once(
+def test_a_connection_that_the_server_closes_immediately_is_reported_as_closed_with_and_without_tls(
     certificate_sha256, is_reset
 ):
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -64,7 +64,7 @@ def test_nnictl_resume_warns_that_a_changed_search_space_file_has_no_effect(
     )
     file.write_text('{"lr": {"_type": "uniform", "_value": [0, 2]}}')
     assert resume_warnings("abc11111") == [warning]
-    file.write_text("{")  # the named command reports the errors
+    file.write_text("{")  # `nnictl update` reports the errors of this file, so the warning stays the same
     config = tmp_path / "config.yml"
     config.write_text(config.read_text().replace("codeDir: .", "codeDir: gone"))
     assert resume_warnings("abc11111") == [warning]

@@ -40,7 +40,7 @@ def test_a_code_version_outside_git_has_the_snapshot_digest_and_no_commit(code, 
     assert (found.since_s, found.git_commit, found.is_dirty) == (5.0, None, None)
 
 
-def test_two_code_versions_are_the_same_if_their_digest_and_their_commit_are():
+def test_two_code_versions_are_the_same_if_they_differ_only_in_their_time():
     one = CodeVersion(1.0, "digest", "commit", is_dirty=False)
     assert one.is_same(replace(one, since_s=2.0))
     for other in ({"digest": "other"}, {"git_commit": "other"}, {"is_dirty": True}):

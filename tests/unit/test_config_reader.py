@@ -366,7 +366,7 @@ def test_the_tuner_is_auto_if_the_file_names_no_tuner(write, section):
     assert any(each.startswith("Auto will maximize the results") for each in config.warnings)
 
 
-def test_a_file_with_an_advisor_has_no_default_tuner(diagnostics):
+def test_an_unknown_advisor_causes_one_error_and_no_error_about_the_tuner(diagnostics):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     (line,) = diagnostics(replace={tuner: "advisor: {builtinAdvisorName: bohbb}\n"})
     assert (

@@ -63,7 +63,9 @@ def test_a_keeper_reconnects_and_resumes_sending_at_the_managers_offset(
     ]
 
 
-def test_a_keeper_sends_more_bytes_as_the_manager_stores_the_earlier_ones(simulated: SimulatedKeeper) -> None:
+def test_a_keeper_sends_further_bytes_only_after_the_manager_has_stored_earlier_bytes(
+    simulated: SimulatedKeeper,
+) -> None:
     def sent(effects: list[Effect]) -> int:
         return sum(effect.size_bytes for effect in effects if isinstance(effect, SendChunk))
 
@@ -90,7 +92,7 @@ def test_a_chunk_is_due_until_the_connection_is_lost_or_the_attempt_is_closed(
     assert not simulated.keeper.is_due(chunk)
 
 
-def test_a_keeper_tries_the_new_address_of_a_moved_manager_at_once(simulated: SimulatedKeeper) -> None:
+def test_a_keeper_tries_the_new_address_of_a_moved_manager_immediately(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     for now_s in range(0, 600, 60):
         simulated.at(now_s, LinkLost("nobody there"))

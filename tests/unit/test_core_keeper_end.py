@@ -110,7 +110,7 @@ def test_a_keeper_that_has_never_connected_waits_only_5_s_for_a_manager(simulate
     assert simulated.at(105, TimerFired())[-1] == ExitKeeper(3)
 
 
-def test_a_keeper_that_a_signal_ends_without_its_manager_waits_only_5_s(simulated: SimulatedKeeper) -> None:
+def test_a_signalled_keeper_waits_only_5_s_for_an_absent_manager(simulated: SimulatedKeeper) -> None:
     simulated.running().at(1, LinkLost("manager killed"))
     simulated.at(100, SignalReceived(15))
     assert not exits_in(simulated.at(110, exited(None, 15)))
@@ -120,7 +120,7 @@ def test_a_keeper_that_a_signal_ends_without_its_manager_waits_only_5_s(simulate
 
 
 @pytest.mark.parametrize(("signalled_s", "exits_s"), [(110, 115), (128, 130)])
-def test_a_signal_ends_the_wait_of_a_keeper_for_an_absent_manager_within_5_s(
+def test_a_signal_shortens_the_wait_for_an_absent_manager_to_at_most_5_s(
     simulated: SimulatedKeeper, signalled_s: float, exits_s: float
 ) -> None:
     simulated.running().at(1, LinkLost("manager killed"))
@@ -133,7 +133,7 @@ def test_a_signal_ends_the_wait_of_a_keeper_for_an_absent_manager_within_5_s(
     assert simulated.at(exits_s, TimerFired())[-1] == ExitKeeper(3)
 
 
-def test_a_signalled_keeper_waits_for_a_manager_that_is_back_or_if_it_has_no_exit_record(
+def test_a_signalled_keeper_waits_30_s_if_its_manager_returned_or_its_exit_record_is_not_written(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(1, LinkLost("manager killed"))
@@ -176,7 +176,7 @@ def test_the_loss_of_the_connection_after_the_trial_end_does_not_extend_the_wait
     assert simulated.at(31, TimerFired()) == [ExitKeeper(0)]
 
 
-def test_a_keeper_that_reconnects_in_time_restarts_its_wait(
+def test_a_reconnection_during_the_wait_of_a_keeper_before_its_exit_restarts_the_wait(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running(linked=False).at(1, exited(0))
@@ -195,7 +195,7 @@ def test_a_running_trial_continues_through_hours_without_a_manager(simulated: Si
     assert effects[-1] == SendChunk(KEY, Stream.METRICS, 1, 4799)
 
 
-def test_a_shutdown_stops_the_trial_and_then_ends_the_keeper(simulated: SimulatedKeeper) -> None:
+def test_a_shutdown_message_stops_the_trial_and_then_ends_the_keeper(simulated: SimulatedKeeper) -> None:
     simulated.running()
     assert simulated.at(1, Shutdown("the experiment is over")) == [SignalTrial(KEY, kill=False)]
     assert "the manager sent Shutdown: the experiment is over" in simulated.log
@@ -204,6 +204,8 @@ def test_a_shutdown_stops_the_trial_and_then_ends_the_keeper(simulated: Simulate
     assert effects[-1] == ExitKeeper(143)
 
 
-def test_a_shutdown_after_the_end_of_the_trial_ends_the_keeper_at_once(simulated: SimulatedKeeper) -> None:
+def test_a_shutdown_message_after_the_trial_end_ends_the_keeper_immediately(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running().at(1, exited(2))
     assert simulated.at(2, Shutdown("enough")) == [ExitKeeper(2)]

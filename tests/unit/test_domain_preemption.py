@@ -56,7 +56,7 @@ def test_a_preempted_trial_restarts_without_counting_as_a_retry(reason_of_keeper
     assert (trial.state, trial.run.value) == (TrialState.SUCCEEDED, 0.5)
 
 
-def test_no_trial_restarts_if_the_keeper_but_not_the_cluster_reports_a_preemption():
+def test_a_trial_does_not_restart_if_only_its_keeper_reports_a_preemption():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -105,7 +105,7 @@ def test_a_trial_that_the_cluster_ended_with_a_signal_is_retried_after_its_job_i
     assert trial.state is TrialState.SUCCEEDED
 
 
-def test_a_trial_whose_keeper_got_a_signal_is_retried_also_where_no_preemptions_are_reported():
+def test_a_trial_whose_keeper_got_a_signal_is_retried_even_if_the_cluster_reports_no_preemptions():
     search = new_search(concurrency=1, max_trials=1, max_retries=1)
     trial_id = search.suggest()
     search.start(trial_id)
@@ -123,7 +123,7 @@ def test_a_trial_whose_keeper_got_a_signal_is_retried_also_where_no_preemptions_
     )
 
 
-def test_a_lost_trial_ends_at_once_on_a_cluster_that_does_not_report_preemptions():
+def test_a_lost_trial_ends_immediately_on_a_cluster_that_does_not_report_preemptions():
     search = new_search(concurrency=1, max_trials=1)
     trial_id = search.suggest()
     search.start(trial_id)
@@ -133,7 +133,7 @@ def test_a_lost_trial_ends_at_once_on_a_cluster_that_does_not_report_preemptions
 
 
 @pytest.mark.parametrize("reason_of_keeper", [JOB_LOST, PREEMPTED])
-def test_a_trial_fails_as_preempted_if_it_has_no_restarts_left_whatever_its_keeper_reported(
+def test_a_preempted_trial_without_restarts_left_fails_as_preempted_whatever_its_keeper_reported(
     reason_of_keeper,
 ):
     search = a_search(max_preemptions=0)
@@ -293,7 +293,7 @@ def test_a_reused_job_that_the_cluster_starts_again_continues_its_trial(is_reque
     assert (trial.state, trial.run.value, trial.retries) == (TrialState.SUCCEEDED, 0.5, 0)
 
 
-def test_each_task_of_a_restarted_job_gets_its_trial_again_but_not_a_task_that_had_ended_by_itself():
+def test_each_task_of_a_restarted_job_gets_the_trial_again_unless_the_task_had_ended_by_itself():
     search = a_cut_off_trial(JOB_LOST, JOB_LOST)
     before = len(search.dispatched)
     search.idle(task="main-1")
@@ -314,12 +314,12 @@ def test_each_task_of_a_restarted_job_gets_its_trial_again_but_not_a_task_that_h
     search.handle(AttemptEnded(TrialEnded(key, JOB_LOST, 143, 20.0, 30.0, {})))
     search.deliver("t0", "main-0")
     before = len(search.dispatched)
-    search.idle(task="main-1")  # reported again after a lost connection
+    search.idle(task="main-1")  # the keeper repeats its idle report after a lost connection
     assert search.dispatched[before:] == []
 
 
 @pytest.mark.parametrize("preemptions", [0, 2])
-def test_a_queued_trial_is_not_charged_for_jobs_that_were_preempted_before_their_keepers_connected(
+def test_a_queued_trial_does_not_fail_if_its_jobs_are_preempted_before_their_keepers_connect(
     preemptions,
 ):
     search = SimulatedReuse(concurrency=1, max_trials=1, reports_preemption=True)
@@ -358,8 +358,8 @@ def a_job_whose_first_task_the_cluster_ends():
     return search, keys, effects
 
 
-def test_the_manager_does_not_stop_a_job_of_which_the_cluster_ends_one_task():
-    """A stop of the job would look like a user's, and the cluster would not start the job again."""
+def test_the_manager_does_not_stop_a_job_if_the_cluster_ends_one_of_its_tasks():
+    """The cluster would regard such a stop as a user's, and would not start the job again."""
     search, keys, effects = a_job_whose_first_task_the_cluster_ends()
     assert not any(isinstance(each, CancelTrial) for each in effects)
     search.handle(AttemptDelivered(keys[0]))
@@ -370,7 +370,7 @@ def test_the_manager_does_not_stop_a_job_of_which_the_cluster_ends_one_task():
 
 @pytest.mark.parametrize("order", [("main-0", "main-1"), ("main-1", "main-0")])
 def test_the_manager_does_not_stop_a_job_that_the_cluster_has_started_again(order):
-    """Its tasks start in any order; only one of them has reported the trial's metrics."""
+    """The tasks of the restarted job start in any order. Before, only one task had reported metrics of the trial."""
     search, keys, _ = a_job_whose_first_task_the_cluster_ends()
     search.handle(TaskReported(keys[0]))
     search.handle(AttemptDelivered(keys[0]))
@@ -383,7 +383,7 @@ def test_the_manager_does_not_stop_a_job_that_the_cluster_has_started_again(orde
     assert search.trial(keys[0].trial_id).state is TrialState.RUNNING
 
 
-def test_a_job_of_which_one_task_was_ended_is_given_up_if_the_cluster_does_not_report_why():
+def test_the_manager_gives_up_a_job_if_the_cluster_does_not_report_why_it_ended_one_of_the_tasks():
     search, keys, _ = a_job_whose_first_task_the_cluster_ends()
     search.now_s += END_REASON_TIMEOUT_S
     assert [each.job.job_id for each in search.handle(TimePassed()) if isinstance(each, GiveUpJob)] == ["t0"]
@@ -392,8 +392,8 @@ def test_a_job_of_which_one_task_was_ended_is_given_up_if_the_cluster_does_not_r
 
 
 @pytest.mark.parametrize("has_second_task", [True, False])
-def test_a_stop_ends_the_job_of_a_trial_whose_keeper_the_cluster_has_ended(has_second_task):
-    """The cluster may have suspended the job, and would run the trial again."""
+def test_stopping_a_trial_ends_its_job_even_if_the_cluster_has_already_ended_its_keeper(has_second_task):
+    """The cluster may only have suspended the job. Without a stop of the job, it would run the trial again later."""
     if has_second_task:
         search, keys, _ = a_job_whose_first_task_the_cluster_ends()
         trial_id = keys[0].trial_id
@@ -413,7 +413,9 @@ def test_a_stop_ends_the_job_of_a_trial_whose_keeper_the_cluster_has_ended(has_s
 
 
 @pytest.mark.parametrize("other_is_idle_first", [True, False])
-def test_a_restarted_job_runs_its_trial_also_in_the_tasks_that_the_lost_task_had_stopped(other_is_idle_first):
+def test_a_restarted_job_also_runs_its_trial_in_a_task_that_was_stopped_because_another_task_was_lost(
+    other_is_idle_first,
+):
     search = a_cut_off_trial(JOB_LOST, ExitReason.TRIAL_OVER)
     before = len(search.dispatched)
     tasks = ["main-1", "main-0"] if other_is_idle_first else ["main-0", "main-1"]

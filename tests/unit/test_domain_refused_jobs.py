@@ -119,7 +119,7 @@ def test_running_trials_continue_when_refusals_end_the_experiment():
     assert len(search.submitted) == 6, "no job is submitted after the third refusal"
 
 
-def test_a_refused_job_counts_as_a_refusal_but_fails_no_trial_if_no_trial_needs_it():
+def test_a_refused_job_that_no_trial_needs_counts_as_a_refusal_but_fails_no_trial():
     search = SearchWithRefusals(reuse=True, concurrency=2, max_trials=2)
     first, second = search.submitted
     search.accept(first)
@@ -149,7 +149,7 @@ def test_a_resume_resets_the_count_of_refusals_in_a_row():
     max_trials=st.integers(1, 8),
     data=st.data(),
 )
-def test_a_search_with_refused_jobs_ends_and_reports_the_refusal_in_any_order_of_events(
+def test_a_search_ends_in_any_order_of_events_and_fails_only_after_too_many_refusals_in_a_row(
     reuse, concurrency, max_trials, data
 ):
     search = SearchWithRefusals(reuse=reuse, concurrency=concurrency, max_trials=max_trials)

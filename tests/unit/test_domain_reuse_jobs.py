@@ -19,7 +19,7 @@ from nni_manager.domain.trial import TrialState
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_a_lower_concurrency_drains_jobs_once_their_trials_have_ended() -> None:
+def test_jobs_above_a_reduced_concurrency_are_drained_after_their_trials_have_ended() -> None:
     search = SimulatedReuse(concurrency=3, max_trials=None)
     for number in range(3):
         search.idle(f"env-{number}")
@@ -94,7 +94,7 @@ def test_a_reused_job_runs_all_trials_in_sequence_and_drains_after_the_last_tria
     assert len(search.all_of(Finish)) == 1
 
 
-def test_an_idle_keeper_gets_the_next_trial_after_the_last_bytes_of_the_previous_trial() -> None:
+def test_an_idle_keeper_gets_the_next_trial_after_all_data_of_the_previous_trial_is_stored() -> None:
     search = SimulatedReuse()
     search.idle()
     search.start("t0")
@@ -131,7 +131,7 @@ def test_a_trial_of_a_reused_job_has_its_own_start_and_end_times() -> None:
     assert (search.trial("t0").run.started_at_s, search.trial("t0").run.ended_at_s) == (10.0, 25.0)
 
 
-def test_a_queued_trial_that_is_stopped_is_canceled_at_once_and_never_dispatched() -> None:
+def test_a_queued_trial_that_is_stopped_is_canceled_immediately_and_never_dispatched() -> None:
     search = SimulatedReuse(max_trials=2)
     search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 15.0))
     assert (search.trial("t0").state, search.trial("t0").run.ended_at_s) == (TrialState.USER_CANCELED, 15.0)
@@ -147,7 +147,7 @@ def test_a_dispatched_trial_that_has_not_started_is_canceled_through_its_keeper(
     assert search.trial("t0").state is TrialState.STOPPING
 
 
-def test_a_stop_of_the_experiment_stops_trials_and_drains_jobs() -> None:
+def test_stopping_the_experiment_stops_its_trials_and_drains_its_jobs() -> None:
     search = SimulatedReuse(concurrency=3, max_trials=None)
     search.idle("env-1")
     search.start("t0")

@@ -75,7 +75,7 @@ def test_a_lock_is_owned_only_while_a_process_holds_it(tmp_path):
 
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["removed", "replaced"])
-def test_a_lock_file_that_is_removed_while_a_process_waits_for_it_is_not_owned(
+def test_a_process_does_not_acquire_a_lock_whose_file_is_removed_while_the_process_waits(
     tmp_path, monkeypatch, is_replaced
 ):
     path, lock = tmp_path / "owner.lock", fcntl.flock
@@ -173,7 +173,7 @@ def test_a_lost_folder_of_trials_is_created_again_and_reported_as_lost(folder, s
     assert trials.is_dir()
 
 
-def test_a_workspace_that_is_missing_or_has_a_file_in_place_of_its_trials_is_refused(folder, storage):
+def test_a_workspace_that_is_missing_or_has_a_file_in_place_of_its_trials_folder_is_refused(folder, storage):
     trials = storage / "EXPTEST1" / "trials"
     trials.rmdir()
     trials.touch()
@@ -192,7 +192,7 @@ PROCESS = ManagerProcess(7, "127.0.0.1", 8080, "0.7.0", "token", url_prefix="/la
 
 
 @pytest.mark.parametrize("is_brief", [False, True])
-def test_only_an_owner_that_is_no_manager_restores_the_process_file_of_the_last_manager(folder, is_brief):
+def test_a_command_restores_the_process_file_of_the_last_manager_but_a_new_manager_does_not(folder, is_brief):
     folder.write_process(PROCESS)
     assert folder.token_file(is_view=False).stat().st_mode & 0o777 == 0o600
     with folder.owned(is_brief=is_brief):
@@ -201,7 +201,7 @@ def test_only_an_owner_that_is_no_manager_restores_the_process_file_of_the_last_
 
 
 @pytest.mark.slow
-def test_an_experiment_has_one_view_at_a_time_which_removes_its_process_file(folder):
+def test_an_experiment_has_one_view_at_a_time_and_the_view_removes_its_process_file_when_it_ends(folder):
     with folder.viewed():
         assert folder.running_view() is None
         folder.write_process(PROCESS, is_view=True)

@@ -30,7 +30,7 @@ def disrupted(reason, status="True"):
         ({}, False),
     ],
 )
-def test_a_pod_is_preempted_only_if_the_scheduler_set_the_condition(pod, is_one):
+def test_a_pod_counts_as_preempted_only_if_the_scheduler_has_set_its_disruption_condition(pod, is_one):
     assert is_preempted(pod) is is_one
 
 

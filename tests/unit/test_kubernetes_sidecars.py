@@ -1,4 +1,4 @@
-"""When the tasks of a job are over although sidecars keep its pods running."""
+"""A job counts as over after its tasks have ended, although sidecars keep its pods running."""
 
 import pytest
 
@@ -53,12 +53,12 @@ def terminal(role, code):
         "no pod is shown",
     ],
 )
-def test_a_job_is_over_if_its_tasks_are_over_and_a_sidecar_holds_a_pod(pods, expected):
+def test_a_job_is_over_if_its_tasks_are_over_and_a_sidecar_keeps_a_pod_running(pods, expected):
     assert are_over(pods, [], JOB) is expected
 
 
 @pytest.mark.parametrize(("state", "expected"), [(ended(0), True), (RUNNING, False)])
-def test_a_deleted_pod_counts_as_ended_if_its_task_had_ended(state, expected):
+def test_a_deleted_pod_counts_as_ended_only_if_its_task_had_ended(state, expected):
     present = [a_pod("worker", ended(0)), a_pod("worker", ended(0))]
     assert are_over(present, [a_pod("master", state)], JOB) is expected
 
@@ -80,7 +80,7 @@ def test_a_deleted_pod_counts_as_ended_if_its_task_had_ended(state, expected):
         "new",
     ],
 )
-def test_a_job_is_not_over_while_its_pod_ends_or_its_task_may_run(pod):
+def test_a_job_is_not_over_while_its_pod_terminates_or_its_task_may_still_run(pod):
     assert not are_over([pod], [], Completion())
 
 
@@ -93,7 +93,7 @@ def named(name, pod, finished_at):
 @pytest.mark.parametrize(
     ("how", "reason"), [("OOMKilled", ExitReason.OUT_OF_MEMORY), ("Error", ExitReason.KEEPER_LOST)]
 )
-def test_the_outcome_beside_a_sidecar_is_that_of_the_first_failed_task(how, reason):
+def test_the_outcome_of_a_job_with_a_sidecar_is_the_outcome_of_its_first_failed_task(how, reason):
     pods = [
         named("m", a_pod("master", ended(0)), "2026-01-01T00:00:29Z"),
         named("w-0", terminal("worker", 1), "2026-01-01T00:00:31Z"),
@@ -105,7 +105,9 @@ def test_the_outcome_beside_a_sidecar_is_that_of_the_first_failed_task(how, reas
 
 
 @pytest.mark.parametrize(("codes", "expected"), [((0, 1, 0), 0), ((0, 0, 0), 0), ((1, 0, 0), 1)])
-def test_the_outcome_beside_a_sidecar_ignores_failures_that_the_policy_tolerates(codes, expected):
+def test_the_outcome_of_a_job_with_a_sidecar_ignores_failures_that_the_completion_policy_tolerates(
+    codes, expected
+):
     roles = ("master", "worker", "worker")
     pods = [
         named(f"p-{number}", a_pod(role, ended(code)), "2026-01-01T00:00:30Z")
@@ -114,6 +116,6 @@ def test_the_outcome_beside_a_sidecar_ignores_failures_that_the_policy_tolerates
     assert outcome_of(pods, JOB).exit_code == expected
 
 
-def test_a_job_whose_tasks_have_all_failed_fails_although_the_policy_tolerates_failures():
+def test_a_job_fails_if_all_its_tasks_have_failed_although_the_completion_policy_tolerates_failures():
     pods = [named("p", a_pod("main", ended(3)), "2026-01-01T00:00:30Z")]
     assert outcome_of(pods, Completion((TaskRole("main", min_failed_tasks=-1),))).exit_code == 3

@@ -140,7 +140,7 @@ def test_an_address_with_a_host_and_a_port_is_connected_and_verified(host):
         verify_address(address, [NOBODY])
 
 
-def test_a_broken_connection_is_not_reported_as_reset_by_the_other_end():
+def test_a_connection_that_this_process_has_closed_is_not_reported_as_reset_by_the_other_end():
     with a_listener("127.0.0.1") as listener:
         connection = socket.create_connection(listener.getsockname())
         connection.close()

@@ -44,7 +44,7 @@ def test_the_final_result_is_the_last_or_best_value_and_is_reported_once(folder,
 
 
 @pytest.mark.parametrize(("best", "final"), [("min", 0.25), ("max", 0.75), (None, 0.75)])
-def test_a_value_that_is_not_a_number_is_not_the_best_one(folder, best, final):
+def test_nan_is_never_chosen_as_the_best_value(folder, best, final):
     reporter = MetricReporter("auc", best)
     for value in (math.nan, 0.25, math.nan, 0.75):
         reporter.report({"auc": value})
@@ -56,7 +56,7 @@ def test_a_value_that_is_not_a_number_is_not_the_best_one(folder, best, final):
     [({"lr": 0.1, "TRIAL_BUDGET": 9}, True), ({"lr": 0.2, "TRIAL_BUDGET": 3}, False)],
     ids=["a larger budget", "other parameters"],
 )
-def test_a_trial_with_other_parameters_has_the_model_but_not_the_results_of_its_checkpoint(
+def test_a_trial_with_changed_parameters_loads_the_model_of_its_checkpoint_but_not_the_results(
     folder, monkeypatch, later, is_same
 ):
     begin_attempt(folder, monkeypatch, {"lr": 0.1, "TRIAL_BUDGET": 3})
@@ -105,7 +105,7 @@ def test_a_history_that_is_reported_again_adds_only_its_new_values(folder):
     assert reported(folder) == [("PERIODICAL", 0.5), ("PERIODICAL", 0.25), ("PERIODICAL", 0.75)]
 
 
-def test_a_second_training_with_one_callback_has_its_own_values_and_final_result(folder):
+def test_a_second_training_with_the_same_callback_has_its_own_values_and_final_result(folder):
     reporter = MetricReporter("auc", "max")
     for log in ([0.9, 0.5], [0.25]):
         reporter.training_starts()
@@ -115,7 +115,7 @@ def test_a_second_training_with_one_callback_has_its_own_values_and_final_result
     assert [value for kind, value in reported(folder) if kind == "FINAL"] == [0.9, 0.25]
 
 
-def test_a_shorter_history_is_that_of_another_training(folder):
+def test_a_shorter_history_is_treated_as_the_history_of_a_new_training(folder):
     reporter = MetricReporter("auc")
     for log in ([0.5, 0.75], [0.125]):
         reporter.report_history({"valid": {"auc": log}})
@@ -150,7 +150,7 @@ def test_an_error_is_raised_if_a_training_lacks_the_chosen_metric_and_its_trial_
         (["default", "ms"], [("PERIODICAL", 0.5)]),
     ],
 )
-def test_a_callback_reports_a_final_result_only_if_it_has_all_numbers_of_the_objectives(
+def test_a_callback_reports_a_final_result_only_if_it_has_the_values_of_all_objectives(
     folder, monkeypatch, names, expected
 ):
     begin_attempt(folder, monkeypatch, {}, NNI_RESULT_METRICS=json.dumps(names))

@@ -204,7 +204,7 @@ def test_a_source_that_cannot_be_opened_is_skipped(pipe, source, tmp_path):
     end_of(forwarder)
 
 
-def test_a_source_that_cannot_be_read_hinders_neither_lines_nor_later_sources(
+def test_a_source_that_cannot_be_read_blocks_neither_lines_of_the_keeper_nor_later_sources(
     pipe, source, tmp_path, monkeypatch
 ):
     broken = tmp_path / "broken"

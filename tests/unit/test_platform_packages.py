@@ -232,7 +232,7 @@ def test_a_platform_of_an_installed_package_works_in_files_of_both_schemas_and_i
         assert json.loads(config.to_json())["testbedConfig"] == {"greeting": "hi"}
 
 
-def test_distributions_are_read_once_and_again_after_an_installation(install, monkeypatch):
+def test_the_list_of_distributions_is_cached_until_another_distribution_is_installed(install, monkeypatch):
     reads = []
     read = metadata.entry_points
     monkeypatch.setattr(metadata, "entry_points", lambda **group: reads.append(1) or read(**group))

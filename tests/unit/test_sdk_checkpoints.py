@@ -319,7 +319,7 @@ def test_no_checkpoint_remains_if_a_save_fails_before_the_manifest_is_written(at
     assert loaded() == "whole"
 
 
-def test_a_failed_save_frees_its_space_and_its_number_is_not_used_twice_if_it_has_a_mark(
+def test_a_failed_save_removes_its_files_and_its_number_is_not_reused_if_its_mark_was_written(
     attempt, monkeypatch
 ):
     folder = attempt()

@@ -125,7 +125,7 @@ def test_an_experiment_uses_the_new_login_even_if_other_parts_of_its_experiment_
         (("paiConfig: {", "paiConfig: ["), "config.yml:9: cannot read config.yml: "),
     ],
 )
-def test_an_experiment_uses_the_stored_login_if_that_of_its_experiment_file_is_unusable_and_says_why(
+def test_an_experiment_uses_the_stored_login_and_reports_why_the_login_in_its_file_is_unusable(
     config, written, reason
 ):
     stored = config()
@@ -140,12 +140,12 @@ def test_an_experiment_uses_the_stored_login_if_that_of_its_experiment_file_is_u
 
 
 def section_with(stored, **service):
-    """The section of the stored experiment with the login of a configuration in Python."""
+    """The platform section of the stored experiment, with the login from a configuration in Python."""
     document = {"trainingService": {"platform": "openpai", **service}, "trialConcurrency": "wrong"}
     return platform_of(stored).section_with_login(partial(read_python_service_keys, document))
 
 
-def test_a_login_in_python_replaces_the_stored_one_whatever_else_in_the_configuration_is_wrong(
+def test_a_login_in_python_replaces_the_stored_login_even_if_another_part_of_the_configuration_is_invalid(
     config, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -177,7 +177,7 @@ def test_an_unusable_login_in_python_is_refused(config, service, reason):
         section_with(config(ADDRESS), **{"host": ADDRESS, "username": "ada", "token": "second", **service})
 
 
-def test_a_refused_login_of_an_experiment_of_the_python_api_names_the_resume_with_a_new_one(config):
+def test_the_remedy_for_a_refused_login_of_a_python_experiment_is_a_resume_with_a_new_login(config):
     stored = config().replace(config_path=Path("/home/ada/experiment.config"))
     login = platform_of(stored).current_login()
     assert login.token == "first"
@@ -241,7 +241,7 @@ def test_the_checkpoint_folder_of_trials_is_a_folder_of_the_workspace(config, tm
     assert platform_of(elsewhere).checkpoints(folder) == Path("/mnt/s/EXPT/checkpoints")
     here = tmp_path / "EXPT" / "checkpoints"
     assert not here.exists(), "only PBTTuner creates it"
-    for _ in range(2):  # The second call stands for a resume.
+    for _ in range(2):  # The second call simulates a resume.
         assert platform_of(population).checkpoints(folder) == Path("/mnt/s/EXPT/checkpoints")
     assert here.stat().st_mode & 0o7777 == WORLD_WRITABLE_STICKY
     assert (

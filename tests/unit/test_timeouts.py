@@ -9,7 +9,7 @@ from trial_keeper.timeouts import set_within
 
 
 @pytest.mark.parametrize("passes", range(5))
-async def test_a_task_that_waits_again_and_again_ends_if_it_is_cancelled_while_the_event_is_set(passes):
+async def test_a_task_that_waits_in_a_loop_ends_if_it_is_cancelled_just_after_the_event_is_set(passes):
     event, waits = asyncio.Event(), 0
 
     async def wait_again_and_again():
@@ -28,11 +28,11 @@ async def test_a_task_that_waits_again_and_again_ends_if_it_is_cancelled_while_t
     task.cancel()
     await asyncio.wait({task}, timeout=scaled_s(5))
     is_cancelled = task.cancelled()
-    task.cancel()  # if the first one was lost
+    task.cancel()  # ends the task if the first cancellation was lost
     assert is_cancelled
 
 
-async def test_the_result_says_whether_the_event_is_set():
+async def test_set_within_returns_whether_the_event_is_set_in_time():
     event = asyncio.Event()
     assert not await set_within(event, 0)
     assert not await set_within(event, -1)

@@ -24,7 +24,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 SECRET = b"secret"
 KEYS = [AttemptKey("t1", attempt_id(number), "main-0") for number in range(10)]
 KEY = KEYS[0]
-# Of these, the second is the attempt of a lost job.
+# The second of these attempts belongs to a lost job.
 KEYS_WITH_LOST = [AttemptKey("t3", attempt_id(number), "main-0") for number in range(2)]
 
 
@@ -90,7 +90,7 @@ def test_a_range_that_starts_inside_a_character_starts_with_the_next_character(f
     content = text.encode()
     write(folder, content)
     for first in range(len(content)):
-        # The rest of the character that starts earlier is no text of its own.
+        # The remaining bytes of a character that starts before `first` are not text, so they are skipped.
         expected = content[first:].decode(errors="ignore")
         at = len(content) - len(expected.encode())
         for start in (first, first - len(content)):
@@ -174,8 +174,8 @@ def test_a_collected_log_is_shown_if_the_workspace_is_closed_to_this_user(tmp_pa
             read(folder)
 
 
-def test_a_log_to_which_other_users_may_write_is_shown(folder):
-    """A trial decides about the mode of its logs, and no result is read from them."""
+def test_a_log_is_shown_even_if_other_users_may_write_to_it(folder):
+    """A trial may choose any mode for its logs, and the manager reads no results from logs."""
     folder.path.chmod(0o755)
     write(folder, b"shared", KEYS[6]).chmod(0o666)
     assert read(folder, attempt=6).text == "shared"
@@ -234,7 +234,7 @@ def test_a_symbolic_link_in_place_of_a_log_is_not_followed(folder, tmp_path):
     path.parent.unlink()
 
 
-def test_a_pipe_in_place_of_a_log_is_shown_as_empty_at_once(folder):
+def test_a_pipe_in_place_of_a_log_is_shown_as_empty_without_waiting(folder):
     path = write(folder, b"x", AttemptKey("t1", attempt_id(9), "main-0"))
     path.unlink()
     os.mkfifo(path)

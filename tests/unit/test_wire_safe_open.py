@@ -124,7 +124,7 @@ def test_a_path_that_contains_a_symbolic_link_to_a_folder_is_refused(root) -> No
         read(root)
 
 
-def test_a_file_is_refused_at_once_if_its_owner_holds_a_kernel_lease_on_it(root, monkeypatch) -> None:
+def test_a_file_is_refused_without_waiting_if_its_owner_holds_a_kernel_lease_on_it(root, monkeypatch) -> None:
     """Without O_NONBLOCK, `open` waits until the lease ends: 45 s, and longer if the owner takes a new lease."""
     previous = signal.signal(signal.SIGIO, signal.SIG_IGN)
     with file_in(root).open("r+b") as leased:
@@ -302,17 +302,17 @@ def test_a_refused_file_leaves_no_descriptor_open(root) -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_the_error_of_a_refused_file_has_a_matching_errno(root) -> None:
+def test_the_error_for_a_file_above_the_size_limit_has_the_errno_efbig(root) -> None:
     file_in(root).write_bytes(bytes(LIMIT + 1))
     with pytest.raises(UnsafePath) as caught:
         read(root)
     assert caught.value.errno == errno.EFBIG
 
 
-# ---- files that a person names
+# ---- files named by a user
 
 
-def test_a_named_file_may_be_a_link_and_is_read_as_a_whole(tmp_path: Path) -> None:
+def test_a_file_named_by_a_user_may_be_a_link_but_may_not_exceed_the_size_limit(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(CONTENT)
     (tmp_path / "link").symlink_to("file")
     assert read_named(tmp_path / "link", len(CONTENT)) == CONTENT
