@@ -29,7 +29,7 @@ LINES = [
     "-c",
     f"import os\nfor _ in range({LINES_BYTES // len(LINE)}):\n    os.write(1, {LINE!r})\n",
 ]
-# The trial waits for the gate file, writes its output, and reports the duration.
+# The trial waits for the gate file, writes its output, and reports the duration of the writes.
 TRAIN = """
 import subprocess, time
 open("gate").close()
@@ -77,8 +77,8 @@ def _compare(what: str, command: list[str], size_bytes: int) -> Row:
         try:
             experiment.start()
             for turn in range(TURNS):
-                # During the bare run, the keeper of the next trial waits at the gate. The waiting keeper hardly slows down the
-                # bare run.
+                # During the run without a keeper, the keeper of the next trial already waits at the gate. It hardly slows down
+                # that run.
                 bare_s.append(_run_bare(bare_code))
                 ours.append(_run_trial(experiment))
                 wait_until(

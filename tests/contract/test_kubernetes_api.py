@@ -22,7 +22,7 @@ watching = pytest.importorskip("kubernetes.watch")
 
 pytestmark = pytest.mark.any_cluster
 NAMESPACE = os.environ.get("TEST_K8S_NAMESPACE", "default")
-# The tests use their own API group, so that no installed operator reacts.
+# The tests use their own API group, so that no installed operator reacts to their objects.
 GROUP = "probe.trial-keeper.example"
 KINDS = {"frameworks": "Framework", "tfjobs": "TFJob", "pytorchjobs": "PyTorchJob"}
 FRAMEWORKS = (GROUP, "v1", NAMESPACE, "frameworks")
@@ -137,7 +137,7 @@ def test_the_server_returns_404_for_missing_objects_and_unknown_kinds(asked):
 
 
 @pytest.mark.parametrize("change", [{"metadata": {"name": "Bad_Name"}}, {"kind": "TFJob"}])
-def test_an_invalid_object_is_refused_as_invalid(asked, change):
+def test_an_object_with_an_invalid_name_or_kind_is_refused_with_422(asked, change):
     with refused(422, "Invalid"):
         asked.custom.create_namespaced_custom_object(*FRAMEWORKS, body=a_framework("x1") | change)
 

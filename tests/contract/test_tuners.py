@@ -119,7 +119,7 @@ def proposed(history):
 
 
 def stored(history):
-    """The history after a round trip through JSON, like from the store."""
+    """The history after a round trip through JSON, as the store returns it."""
     return [
         PastTrial(past.key, past.parameters, json.loads(json.dumps(past.metadata)), past.value, past.ended)
         for past in history
@@ -849,7 +849,7 @@ def test_a_tuner_with_imported_results_searches_near_the_best_results(name):
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_draws_computed_from_parameters_give_the_same_parameters_again(raw, seed):
+def test_parameters_are_unchanged_after_a_conversion_to_draws_and_back(raw, seed):
     space = parse_search_space(raw)
     parameters = make_of("Random", raw, seed=seed).ask(0).parameters
     sampling = Sampling(space)

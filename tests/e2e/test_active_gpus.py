@@ -41,7 +41,7 @@ TWO_GPUS = {
 
 
 class Machine:
-    """A machine with two GPUs, and one experiment in a home of its own."""
+    """A machine with two GPUs, and one experiment in a separate home folder."""
 
     def __init__(self, folder, vendor):
         self.namespace = (*IN_NAMESPACE, f'{HIDDEN} && {TWO_GPUS[vendor]} && exec "$@"', "-")

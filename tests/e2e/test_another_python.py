@@ -22,7 +22,9 @@ print(nni_sdk.__file__)
 """
 
 
-def test_a_python_without_nni_sdk_imports_the_copy_in_the_workspace(a_real_experiment, tmp_path):
+def test_a_trial_whose_python_lacks_nni_sdk_imports_the_copy_of_nni_sdk_in_the_workspace(
+    a_real_experiment, tmp_path
+):
     venv.create(tmp_path / "other", symlinks=True)
     python = tmp_path / "other" / "bin" / "python"
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

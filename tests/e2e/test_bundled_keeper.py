@@ -85,7 +85,7 @@ def test_a_trial_runs_in_an_image_without_a_keeper(site, a_job, image, user, opt
         assert site.manager.stored(stream) == site.file(stream), stream
     (ended,) = site.manager.all_of(TrialEnded)
     assert (ended.reason, ended.exit_code) == (ExitReason.NONZERO_EXIT, 3)
-    # The trial has the image's own environment, not that of the keeper's interpreter.
+    # The trial has the environment of the image, and not the environment of the keeper's interpreter.
     assert keeper.stdout == "no such variable\n"
     assert TOKEN not in keeper.stderr
 
@@ -99,7 +99,7 @@ def test_the_keeper_is_pid_1_of_its_container(a_job, image):
 
 
 def test_the_unpacked_keeper_is_removed_when_it_ends(a_job, image, tmp_path):
-    """A container of Apptainer, for example, has its node's /tmp, which outlives it."""
+    """A container of Apptainer, for example, uses the /tmp of its node, which outlives the container."""
     of_node = tmp_path / "node"
     of_node.mkdir()
     keeper = a_job(image, "ls /tmp", f"--volume={of_node}:/tmp")

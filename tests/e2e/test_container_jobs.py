@@ -190,7 +190,9 @@ def test_every_metric_of_trials_in_containers_is_stored_even_if_the_trials_fail_
 
 
 @pytest.mark.parametrize("warm", [{}, {"warmImports": ["json"]}], ids=["plain", "warm"])
-def test_a_reused_container_runs_all_trials_and_survives_an_oom_kill(a_real_experiment, cluster, warm):
+def test_a_reused_container_runs_all_trials_and_survives_the_oom_kill_of_a_trial(
+    a_real_experiment, cluster, warm
+):
     experiment = a_real_experiment(
         REUSED,
         trialConcurrency=1,

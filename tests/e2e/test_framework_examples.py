@@ -54,7 +54,7 @@ def run(tmp_path):
 
 @pytest.mark.timeout(TRAINING_S + 100)
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
-def test_a_framework_example_reports_its_results_with_three_nni_sdk_lines(run, script):
+def test_each_framework_example_reports_its_results_with_three_lines_that_use_nni_sdk(run, script):
     assert sum("nni_sdk" in line for line in script.read_text().splitlines()) == 3
     code, stderr, records = run(python_with(script.stem.removeprefix("train_")), script)
     assert code == 0, stderr

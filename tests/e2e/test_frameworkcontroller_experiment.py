@@ -40,7 +40,7 @@ def place(tmp_path):
 
 @pytest.mark.any_cluster
 @pytest.mark.smoke
-def test_an_experiment_runs_one_framework_per_trial_and_deletes_all_its_objects(place):
+def test_an_experiment_creates_one_framework_object_per_trial_and_deletes_the_objects(place):
     done = place.create("--foreground")
     assert done.returncode == 0, done.stderr
     assert "run jobs on FrameworkController at https://" in done.stdout
@@ -64,7 +64,7 @@ def test_a_reused_job_runs_the_command_of_each_role_for_every_trial(place):
     if place.around.double is not None:
         place.cluster.store.create(ACCOUNTS, "default", {"metadata": {"name": "frameworkbarrier"}})
         place.config["frameworkcontrollerConfig"]["serviceAccountName"] = "frameworkbarrier"
-        place.cluster.api.denied.add(("watch", "events"))  # the manager does not need this permission
+        place.cluster.api.denied.add(("watch", "events"))  # the manager works without this permission
     (worker,) = place.config["trial"]["taskRoles"]
     ps = worker | {"name": "ps", "command": "echo $FB_WORKER_ADDRESSES"}
     ps["frameworkAttemptCompletionPolicy"] = {"minFailedTaskCount": 1, "minSucceededTaskCount": -1}

@@ -54,13 +54,13 @@ def job_file(tmp_path):
 
 
 def ended(server, name="job"):
-    """The job, after its end."""
+    """Wait until the job has ended, and return it."""
     job = server.jobs[f"{USER}~{name}"]
     wait_until(lambda: job.state in ("SUCCEEDED", "FAILED", "STOPPED"), "the job is over", DEADLINE_S)
     return job
 
 
-def test_a_job_is_submitted_listed_shown_and_exported(nnictl, job_file, server):
+def test_a_job_can_be_submitted_listed_shown_and_exported(nnictl, job_file, server):
     path = job_file("echo hello", secrets={"word": "s3cret"})
     code, out, err = nnictl("submit", path)
     assert (code, err) == (0, "")

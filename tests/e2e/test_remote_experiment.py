@@ -131,7 +131,7 @@ def test_machines_can_be_named_by_their_host_aliases_in_the_ssh_configuration(si
     assert [each["status"] for each in trials] == ["SUCCEEDED"] * 4
 
 
-# ---- what create refuses
+# ---- machines that nnictl create refuses
 
 
 def refused(nnictl):
@@ -319,9 +319,8 @@ def test_secrets_are_only_in_the_experiment_file_and_the_private_database(site, 
 def test_keepers_connect_with_tls_directly_if_possible_and_otherwise_through_the_tunnel(
     site, work, nnictl, is_reachable
 ):
-    here = (
-        own_address() if is_reachable else "192.0.2.1"
-    )  # RFC 5737 reserves this address for documentation, so no machine has it
+    # RFC 5737 reserves 192.0.2.1 for documentation, so no machine has this address.
+    here = own_address() if is_reachable else "192.0.2.1"
     write(work, remote(site, reuse=True), nniManagerIp=here)
     experiment_id, trials = run(nnictl)
     assert [each["status"] for each in trials] == ["SUCCEEDED"] * 4

@@ -156,7 +156,7 @@ def test_the_csv_download_of_a_report_contains_long_parameters_and_every_metric_
     assert (short["prompt"], short["value/m1"], short["value/m59"]) == ("word ", "1", "")
 
 
-def test_a_report_has_the_importance_for_each_objective(opened, tmp_path):
+def test_a_report_shows_the_most_important_parameter_for_each_objective(opened, tmp_path):
     objectives = [
         {"metric": "accuracy", "mode": "maximize"},
         {"metric": "latency_ms", "mode": "minimize"},

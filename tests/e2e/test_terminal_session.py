@@ -26,7 +26,7 @@ logDir: ../experiments
 tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize, seed: 1}}
 trial: {command: python3 train.py, codeDir: .}
 """
-# These trials wait until the test opens their gate. The other trials end at once.
+# These trials wait until the test opens their gate. The other trials end immediately.
 GATED = (0, 1, 5, 8, 9)
 TRAIN = """\
 import nni_sdk

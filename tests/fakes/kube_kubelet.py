@@ -232,7 +232,7 @@ class Kubelet:
         if status == pod["status"]:
             return
         with self._store.changed:
-            # The status and the node's name change in one step, as in the recording.
+            # The status and the node's name change in one step, as in the recording of a real cluster.
             found = self._store.get(PODS, meta["namespace"], meta["name"])
             found["status"] = status
             if not why:

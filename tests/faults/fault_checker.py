@@ -338,7 +338,7 @@ def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
     if trial.trial_id in harm.attempts_removed:
         return []
     match trial.run.reason:
-        # After a stop, the manager may find lost jobs that it could not record during the stop.
+        # After the experiment has stopped, the manager may find lost jobs that it could not record while it stopped.
         case ExitReason.KEEPER_LOST | ExitReason.JOB_LOST if trial.trial_id in harm.stopped:
             return []
         case ExitReason.SIGNAL if was_killed and not keeper_was_killed:

@@ -510,7 +510,7 @@ class Experiment:
             return "none ran"
         trial_id, process = running[int(fault.pick * len(running))]
         with contextlib.suppress(psutil.NoSuchProcess):
-            # A suspended trial cannot end, so a reused job cannot run its next trial, and the preemption is that of this trial.
+            # A suspended trial cannot end. So a reused job cannot start its next trial, and the preemption affects this trial.
             process.suspend()
             try:
                 keepers = self._keepers_of(trial_id) if _runs(process) else []

@@ -98,9 +98,8 @@ def test_all_files_for_keepers_are_uploaded_and_manager_json_is_uploaded_last(az
     files.write_stop(StopTrial("trial", ExitReason.STOPPED_BY_USER))
     files.write_experiment(ManagerDocument("EXPT", "0.6.0", ("10.0.0.2:8081",)), "echo\n", "code-c0de.tar.gz")
     assert contents(azure.share / "EXPT") == contents(workspace.root)
-    files.write_trial(
-        a_trial(), "true", Placement(None, None), "code-c0de.tar.gz"
-    )  # as if the trial's job starts again
+    # The trial is written a second time, as if its job starts again.
+    files.write_trial(a_trial(), "true", Placement(None, None), "code-c0de.tar.gz")
     with pytest.raises(DocumentInvalid):
         stop_from_bytes((azure.share / "EXPT/trials/trial/stop.json").read_bytes())
     snapshots = [call for call in azure.writes() if "code-c0de" in call]

@@ -42,7 +42,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize(("module", "measurement", "short"), amount(QUICK, [*QUICK, *SLOW]))
-def test_every_measurement_runs_with_few_keepers_and_returns_measured_rows(
+def test_every_measurement_runs_with_few_keepers_and_returns_rows_with_measured_values(
     benchmark_module, module, measurement, short
 ):
     rows = getattr(benchmark_module(module), measurement)(**short)

@@ -412,9 +412,8 @@ def test_a_full_store_is_reported_as_a_problem_in_every_view_until_space_is_free
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
         (trial,) = engine.experiment.trials.values()
-        trial.run.message = (
-            "x" * 100_000
-        )  # A write of this message needs more pages than max_page_count allows.
+        # A write of this message needs more pages than max_page_count allows.
+        trial.run.message = "x" * 100_000
         stored = engine.commits.add([trial_row(trial)])
         await until(lambda: engine.snapshot().problem)
         snapshot = engine.snapshot()

@@ -204,7 +204,7 @@ async def test_the_pending_reason_is_read_from_events_if_the_pod_status_has_none
         await until(
             lambda: service.pending_reason("trial1").startswith(why), "the reason is shown", DEADLINE_S
         )
-        # The service ignores events of other experiments, and older events.
+        # The service ignores events of other experiments, and a FailedScheduling event of a pod that already has a node.
         pod = site.store.get(PODS, "default", f"{NAME}-worker-0")
         other = pod | {"metadata": pod["metadata"] | {"name": "other-0", "uid": "u"}}
         tell(site.store, other, "Failed", "of another")
@@ -349,7 +349,7 @@ async def test_a_partially_created_job_of_a_previous_manager_is_deleted_and_crea
         await site.is_running()
 
 
-async def test_a_job_is_unknown_if_it_is_deleted_while_its_adoption_looks_for_its_secret(site, monkeypatch):
+async def test_a_job_that_is_deleted_while_the_manager_adopts_it_is_unknown(site, monkeypatch):
     site.store.create(QUOTAS, "default", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
     async with site.manager() as first:
         await first.submit(site.settings())
@@ -421,7 +421,7 @@ async def test_a_delete_request_is_retried_until_the_cluster_answers(site, caplo
 
 
 @pytest.mark.parametrize("is_watched_first", [True, False])
-async def test_a_job_deleted_by_another_client_during_its_creation_is_lost(
+async def test_a_job_that_another_client_deletes_during_its_creation_is_reported_as_deleted(
     site, monkeypatch, is_watched_first
 ):
     # A watch reports the deletion of a job only if the watch's first list contained the job.

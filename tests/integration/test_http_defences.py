@@ -215,7 +215,7 @@ def test_a_body_is_refused_if_it_is_too_large_or_has_no_length(server):
 def test_a_url_or_header_that_is_too_long_is_refused(server, request_):
     # The server may respond and disconnect while the client still sends.
     with contextlib.suppress(requests.ConnectionError):
-        # The status depends on how many bytes the server receives at once.
+        # The status depends on how many bytes the server receives in one read.
         assert server.ask(**request_).status_code in (400, 431)
     assert server.done == 0
 

@@ -623,7 +623,7 @@ def test_a_job_that_the_cluster_will_start_again_is_not_given_up(a_real_experime
         await until(lambda: lost.next_deadline_s is not None)
         await until(lambda: lost.next_deadline_s is None)
         assert (states(engine), service.stopped) == (["WAITING"], [])
-        # The restarted job can be given up like a new one.
+        # The manager can give up the restarted job like a new job.
         service.restarted.clear()
         engine.runtime.post(NodeReadinessChanged(trial.job_id, False))
         await engine.finished.wait()

@@ -63,9 +63,8 @@ async def test_only_the_first_adoption_waits_for_the_events_about_preempted_pods
     await a_pod_is_preempted_without_a_manager(site)
     site.cluster.api.misbehave("hang", 2, at=("list", "events"))
     deletes = ("delete", "frameworks")
-    site.cluster.api.misbehave(
-        503, 100, at=deletes
-    )  # the deletion fails, so the job still exists at the second adoption
+    # The deletion fails, so the job still exists at the second adoption.
+    site.cluster.api.misbehave(503, 100, at=deletes)
     monkeypatch.setattr(backend, "_POD_LAG_S", 0.1)
     async with site.manager() as second:
         assert await second.adopt("trial1") is JobPresence.ENDED

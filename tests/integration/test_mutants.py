@@ -50,7 +50,7 @@ def judge(tree, *tests):
     return mutate.Judge(tree, lambda _: [list(tests)])
 
 
-def test_a_mutant_is_killed_if_it_fails_a_test_and_survives_if_it_is_undetected(tree, copy):
+def test_a_mutant_is_killed_if_it_makes_a_test_fail_and_survives_otherwise(tree, copy):
     judged = judge(tree, "tests/test_signs.py")
     assert judged.killer(copy, DETECTED) == "tests/test_signs.py::test_is_positive"
     assert judged.killer(copy, UNDETECTED) == ""
@@ -72,7 +72,7 @@ def test_a_mutant_is_killed_if_a_test_hangs(tree, copy, monkeypatch):
     assert judge(tree, "tests/test_hang.py").killer(copy, UNUSED)
 
 
-def test_no_test_is_started_by_a_closed_copy_of_the_source_tree(tree, copy):
+def test_a_closed_copy_of_the_source_tree_runs_no_test(tree, copy):
     copy.end()
     with pytest.raises(KeyboardInterrupt):
         judge(tree, "tests/test_signs.py").killer(copy, UNDETECTED)

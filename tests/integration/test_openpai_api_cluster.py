@@ -140,7 +140,7 @@ def test_administrators_can_list_nodes_and_pods_in_the_format_of_kubernetes(here
     assert ada.get(f"{API}/cluster/sku-types").json() == {}
 
 
-def test_prometheus_metrics_with_a_token_contain_jobs_queues_and_resources(here):
+def test_the_prometheus_metrics_contain_jobs_queues_and_resources_and_require_a_token(here):
     ada = here.client()
     all_cpus = ((*WORKER, "instances"), 1), ((*WORKER, "resourcePerInstance", "cpu"), 4)
     for name in ("runs", "waits"):

@@ -1,6 +1,6 @@
 """This project and mustache.js render the same generated templates, with the same loop as in OpenPAI's server.
 
-`docs/openpai-jobs.md` lists the differences.
+`docs/openpai-jobs.md` lists the differences between the two.
 """
 
 import random

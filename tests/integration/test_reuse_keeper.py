@@ -153,7 +153,7 @@ def test_the_keeper_relays_the_output_of_all_trials_in_order(site):
     ]
 
 
-def test_files_left_in_the_temporary_folder_are_logged_once(site, tmp_path):
+def test_files_that_a_trial_leaves_in_the_temporary_folder_are_logged_once(site, tmp_path):
     tmp = tmp_path / "tmp"
     tmp.mkdir()
     site.environ["TMPDIR"] = str(tmp)

@@ -115,7 +115,7 @@ def test_values_that_peers_draw_from_the_described_dimensions_lie_inside_the_sea
 
 
 @pytest.mark.parametrize(("version", "used"), [(None, True), ("0.1", False)])
-def test_a_peer_comparison_uses_stored_searches_of_the_installed_version_and_reports_failing_peers(
+def test_a_peer_comparison_uses_stored_results_of_the_installed_version_and_reports_failing_peers(
     beside, capsys, monkeypatch, version, used
 ):
     problem = beside.HELD_OUT[0]

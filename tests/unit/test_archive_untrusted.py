@@ -90,14 +90,14 @@ def a_view(table, columns):
 
 
 @pytest.mark.parametrize("table", ["experiment", "trial", "metric", "job", "stream", "usage", "imported"])
-def test_a_view_with_the_name_of_a_table_is_never_evaluated(saved, refused, table):
+def test_an_sql_view_with_the_name_of_a_table_is_never_evaluated(saved, refused, table):
     names = "experiment_id, trial_id, sequence_id, job_id, state, config, parameters, task, stream, attempt"
     columns = ", ".join(f"i AS {name}" for name in names.split(", "))
     refusal = refused(repacked(saved("-s"), a_view(table, columns)))
     assert f"no such table: {table}" in refusal
 
 
-def test_a_view_disguised_as_a_table_in_the_schema_is_never_evaluated(saved, refused):
+def test_an_sql_view_disguised_as_a_table_in_the_schema_is_never_evaluated(saved, refused):
     def change(connection):
         a_view("metric", "i AS trial_id")(connection)
         connection.execute("PRAGMA writable_schema = ON")
@@ -363,7 +363,7 @@ def test_a_sparse_file_in_an_archive_is_rejected(saved, refused):
         ),
     ],
 )
-def test_a_field_is_rejected_if_it_is_longer_than_the_maximum_of_the_manager(
+def test_a_database_field_is_rejected_if_it_is_longer_than_the_maximum(
     saved, refused, statement, value, words
 ):
     refusal = refused(repacked(saved("-s"), lambda connection: connection.execute(statement, (value,))))

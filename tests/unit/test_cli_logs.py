@@ -79,7 +79,7 @@ def written(folder, text, attempt=0, stream=Stream.STDOUT):
         (["--tail", "1"], "3\n"),
     ],
 )
-def test_head_and_tail_print_a_part_of_the_log(a_trial, capsys, options, output):
+def test_the_options_head_and_tail_print_only_a_part_of_the_log(a_trial, capsys, options, output):
     written(a_trial[0], "1\n2\n3\n")
     assert main.run(["log", "trial", "abc", "-T", "aB3", *options]) == 0
     assert capsys.readouterr() == (output, "")
@@ -135,7 +135,7 @@ def test_stderr_is_printed_without_a_heading_if_stdout_is_empty(a_trial, capsys)
 
 
 @pytest.mark.parametrize("other", ["--tail", "--follow"])
-def test_head_cannot_be_combined_with_tail_or_follow(a_trial, capsys, other):
+def test_the_option_head_cannot_be_combined_with_tail_or_follow(a_trial, capsys, other):
     words = [other, "1"] if other == "--tail" else [other]
     assert main.run(["log", "trial", "abc", "-T", "aB3dE", "--head", "1", *words]) == 1
     assert capsys.readouterr().err == f"ERROR: cannot use --head and {other} together; leave one out\n"

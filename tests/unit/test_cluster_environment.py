@@ -60,7 +60,7 @@ def test_the_keeper_accepts_minus_one_as_minimum_number_of_succeeded_tasks():
     assert task_name(environ) == "taskrole-0"
 
 
-# ---- OpenPAI, two roles, no gang
+# ---- OpenPAI, two roles, without gang allocation
 
 
 def test_the_keeper_determines_its_task_name_without_gang_allocation():
@@ -90,7 +90,7 @@ def test_the_task_name_contains_the_original_role_name_instead_of_the_simplified
     assert task_name(recorded("openpai-upper-case-role")) == "Bert_Large-1"
 
 
-# ---- FrameworkController alone
+# ---- FrameworkController without OpenPAI
 
 
 def test_the_keeper_determines_its_task_name_in_a_frameworkcontroller_pod():

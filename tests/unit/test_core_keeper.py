@@ -107,7 +107,7 @@ def test_the_keeper_exits_with_the_exit_code_of_its_trial(
     assert simulated.at(2, durable(closed=True)) == [ExitKeeper(code)]
 
 
-def test_the_last_stderr_becomes_the_message_of_a_trial_only_if_the_trial_failed(
+def test_the_end_of_stderr_becomes_the_message_of_a_trial_only_if_the_trial_failed(
     simulated: SimulatedKeeper,
 ) -> None:
     assert end_in(simulated.running().at(1, exited(3, stderr="Traceback"))).message == "Traceback"

@@ -76,7 +76,7 @@ def test_a_keeper_sends_further_bytes_only_after_the_manager_has_stored_earlier_
     assert sent(simulated.at(4, durable(2 * METRICS_WINDOW_BYTES))) == METRICS_WINDOW_BYTES
 
 
-def test_a_chunk_is_due_until_the_connection_is_lost_or_the_attempt_is_closed(
+def test_a_chunk_remains_due_for_sending_until_the_connection_is_lost_or_the_attempt_is_closed(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()

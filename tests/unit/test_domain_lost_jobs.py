@@ -64,7 +64,7 @@ def test_the_manager_does_not_give_up_a_job_that_ended_in_time():
     assert given_up(search, search.now_s + 1e6) == []
 
 
-def test_the_wait_for_the_reason_from_the_cluster_ends_when_the_job_has_a_new_keeper():
+def test_the_manager_does_not_give_up_a_job_if_a_new_attempt_of_its_trial_starts():
     search = a_search()
     search.end("t0", JOB_LOST)
     search.deliver("t0")

@@ -223,9 +223,8 @@ def test_the_next_manager_restarts_a_trial_whose_preemption_is_reported_late():
     search.end(trial_id, JOB_LOST)
     search.deliver(trial_id)
     search = search.resumed()
-    search.trial(
-        trial_id
-    ).run.ended = None  # The store lacks `ended`, so a resumed manager does not have this field.
+    # The store lacks `ended`, so a resumed manager does not have this field.
+    search.trial(trial_id).run.ended = None
     search.experiment.state = type(search.state).RUNNING
     search.lose_job(trial_id, PREEMPTED)
     assert (search.trial(trial_id).state, search.trial(trial_id).preemptions) == (TrialState.WAITING, 1)

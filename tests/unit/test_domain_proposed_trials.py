@@ -50,7 +50,7 @@ def test_a_proposed_trial_runs_next_and_the_tuner_observes_its_result() -> None:
     assert search.state is ExperimentState.DONE
 
 
-def test_a_proposed_trial_runs_even_if_a_limit_is_reached() -> None:
+def test_a_proposed_trial_runs_even_if_the_maximum_number_of_trials_is_reached() -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.run(search.suggest())
     assert search.state is ExperimentState.DONE
@@ -60,7 +60,7 @@ def test_a_proposed_trial_runs_even_if_a_limit_is_reached() -> None:
     assert (search.state, search.finishes, search.observations) == (ExperimentState.DONE, 2, [])
 
 
-def test_a_queued_proposed_trial_can_be_stopped_and_survives_a_manager_restart() -> None:
+def test_queued_proposed_trials_can_be_stopped_and_survive_a_manager_restart() -> None:
     search = new_search(concurrency=1, max_trials=2)
     search.start(search.suggest())
     search.propose("mine")

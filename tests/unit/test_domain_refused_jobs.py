@@ -32,7 +32,7 @@ REFUSED = "cannot submit the job: the cluster says no"
 
 
 class SearchWithRefusals:
-    """A search with a tuner that answers at once. The test decides whether the cluster accepts a job. Trials are t0, t1, …"""
+    """A search with a tuner that answers immediately. The test decides whether the cluster accepts a job. Trials are t0, t1, …"""
 
     def __init__(self, *, reuse=False, concurrency=1, max_trials=20):
         self.experiment = ExperimentCore(

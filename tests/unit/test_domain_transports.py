@@ -28,7 +28,7 @@ def transports() -> TransportTracker:
 
 
 def polls(transports: TransportTracker, from_s: float, to_s: float) -> list[tuple[float, str]]:
-    """All polls that become due in this period. Every poll finishes at once."""
+    """All polls that become due in this period. Every poll finishes immediately."""
     found, now_s = [], from_s
     while now_s < to_s:
         job_id = transports.next_poll(now_s)

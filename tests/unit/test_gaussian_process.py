@@ -46,7 +46,7 @@ def test_fitted_length_scales_are_shorter_for_the_dimension_that_affects_the_los
     assert other > 4 * one
 
 
-def test_a_process_without_noise_predicts_the_observed_losses():
+def test_a_gaussian_process_without_noise_predicts_the_observed_losses():
     points, losses = a_sample(1)
     process = MaternProcess(points, losses, MIXED, Hyperparameters(np.array([0.2, 0.2, 1.0]), 1.0, 0.0))
     means, deviations = process.predict(points)
@@ -70,7 +70,7 @@ def test_two_unobserved_options_of_a_choice_have_equal_predictions():
 
 
 @given(seed=st.integers(0, 10_000))
-def test_running_points_leave_the_predicted_means_unchanged_and_reduce_the_deviations(seed):
+def test_the_points_of_running_trials_reduce_deviations_and_leave_predicted_means_unchanged(seed):
     process = MaternProcess.fitted(*a_sample(seed), MIXED)
     running, others = a_sample(seed + 1, 3)[0], a_sample(seed + 2, 20)[0]
     after = process.with_expected(running)
@@ -79,7 +79,7 @@ def test_running_points_leave_the_predicted_means_unchanged_and_reduce_the_devia
 
 
 @pytest.mark.parametrize("losses", [np.zeros(30), np.tile([1.0, -1.0], 15)])
-def test_a_process_can_be_fitted_to_many_losses_of_the_same_point(losses):
+def test_a_gaussian_process_can_be_fitted_to_many_losses_of_the_same_point(losses):
     means, deviations = MaternProcess.fitted(np.full((30, 3), 0.5), losses, MIXED).predict(
         np.full((1, 3), 0.5)
     )

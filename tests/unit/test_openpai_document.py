@@ -203,7 +203,7 @@ def test_json_documents_are_parsed_to_their_json_values(value):
     assert read_document(json.dumps(value, indent="\t")).value == value
 
 
-def test_an_error_has_the_position_of_its_key_or_the_nearest_parent():
+def test_an_error_has_the_position_of_its_key_or_of_the_nearest_existing_parent():
     document = read_document("a:\n  - b: 1\n  - 2\n", "f")
     assert str(document.diagnostic(("a", 0, "b"), "m")) == "f:2:5: m"
     assert str(document.diagnostic(("a", 1), "m")) == "f:3:5: m"
