@@ -330,7 +330,7 @@ def test_string_data_of_a_secret_is_stored_as_base64(asked):
     assert made.data == {"a": "Yg=="}
 
 
-def test_a_collection_can_be_deleted_by_label_selector(asked):
+def test_all_objects_with_given_labels_can_be_deleted_in_one_request(asked):
     for _ in range(2):
         asked.made(gone="yes")
     chosen = {"label_selector": f"run={asked.run},gone=yes"}

@@ -73,7 +73,7 @@ def name(request):
 
 
 @pytest.mark.parametrize("constraints", [(), BOUND], ids=["free", "constrained"])
-def test_a_restored_tuner_with_several_objectives_proposes_the_same_parameters_as_before(
+def test_a_restored_tuner_with_several_objectives_proposes_the_same_parameters_as_an_uninterrupted_tuner(
     name, constraints, tmp_path
 ) -> None:
     objectives = Objectives(TWO, constraints)

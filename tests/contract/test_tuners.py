@@ -378,7 +378,7 @@ def a_list(request):
     return lambda: make_of(name, raw), count
 
 
-def test_a_list_tuner_proposes_each_point_once(a_list):
+def test_a_tuner_with_a_finite_list_of_points_proposes_each_point_once(a_list):
     make, count = a_list
     tuner = make()
     history = run(tuner, range(count), lambda parameters: None)
@@ -389,7 +389,7 @@ def test_a_list_tuner_proposes_each_point_once(a_list):
     assert not tuner.learns
 
 
-def test_a_restored_list_tuner_proposes_the_remaining_points(a_list):
+def test_a_restored_tuner_with_a_finite_list_of_points_proposes_the_remaining_points(a_list):
     make, count = a_list
     whole = run(make(), range(count), lambda parameters: 1.0)
     rebuilt = make()
@@ -408,7 +408,7 @@ def test_a_restored_list_tuner_proposes_the_remaining_points(a_list):
 
 
 @pytest.mark.parametrize("metadata", [{}, {"index": -1}, {"index": 10**9}, {"index": "0"}])
-def test_restoring_metadata_of_a_different_list_raises_internal_error(a_list, metadata):
+def test_restoring_metadata_of_a_different_list_of_points_raises_internal_error(a_list, metadata):
     make, _ = a_list
     with pytest.raises(InternalError, match="is not of this search space"):
         make().restore([PastTrial(0, {}, metadata, 1.0, ended=True)])
@@ -476,7 +476,7 @@ def test_the_first_point_of_a_huge_grid_is_proposed_without_enumerating_the_grid
     assert make_of("GridSearch", raw).ask(0).parameters == {"a": 0, "b": 0}
 
 
-def test_batch_tuner_proposes_its_entries_unchanged_and_as_copies():
+def test_batch_tuner_proposes_unchanged_copies_of_its_entries():
     tuner = make_of("BatchTuner", BATCH)
     first, second = tuner.ask(0).parameters, tuner.ask(1).parameters
     assert (first, second) == ({"lr": 0.1}, {"lr": 0.2, "n": [1]})
@@ -492,7 +492,7 @@ def test_the_attribute_learns_of_each_tuner_has_the_value_from_the_table_of_tune
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.learns and not each.adds_parameters))
-def test_every_learning_tuner_minimises_a_quadratic_function_faster_than_random_search(name):
+def test_every_tuner_that_learns_from_results_minimises_a_quadratic_function_faster_than_random_search(name):
     trials = 150 if name == "NSGAII" else 50  # NSGAII needs several generations.
     assert best_of_bowl(name, trials, seeds=3) < best_of_bowl("Random", trials, seeds=9)
 
@@ -703,7 +703,7 @@ def test_parameters_copied_from_the_best_member_are_perturbed():
         assert contains(parse_search_space(raw), plain(moved)) == []
 
 
-def test_failed_members_continue_from_a_successful_member_or_restart_if_all_members_failed():
+def test_failed_population_members_continue_from_a_successful_member_or_restart_if_all_members_failed():
     tuner = a_population()
     a_generation(tuner, 0, [None, 0.1, None, math.nan])
     second = [tuner.ask(key) for key in range(4, 8)]
@@ -742,7 +742,7 @@ def test_a_restored_population_waits_for_trials_that_were_running_before_the_res
     assert [tuner.ask(key) for key in range(8, 12)] == [rebuilt.ask(key) for key in range(8, 12)]
 
 
-def test_a_normal_parameter_is_perturbed_by_a_fraction_of_its_sigma():
+def test_a_normally_distributed_parameter_is_perturbed_by_a_fraction_of_its_sigma():
     tuner = a_population(
         {"x": {"_type": "normal", "_value": [10, 2]}},
         resample_probability=0,
@@ -757,7 +757,7 @@ def test_a_normal_parameter_is_perturbed_by_a_fraction_of_its_sigma():
         assert min(abs(value - each) for each in first) < 0.2 * 2 + 1e-6
 
 
-def test_the_checkpoint_folder_can_be_configured():
+def test_the_checkpoint_folder_of_a_population_can_be_configured():
     tuner = a_population(all_checkpoint_dir="/mnt/mine")
     assert tuner.ask(0).parameters["save_checkpoint_dir"] == "/mnt/mine/0/0"
 
@@ -869,7 +869,7 @@ def flat(value):
     return {"": value} if is_number else {json.dumps(value): 0}
 
 
-def test_a_list_tuner_does_not_propose_imported_points_again(a_list):
+def test_a_tuner_with_a_finite_list_of_points_does_not_propose_imported_points(a_list):
     make, count = a_list
     everything = proposed(run(make(), range(count), lambda parameters: 1.0))
     known = [known_to_be(point, 1.0) for point in everything[1::2]]

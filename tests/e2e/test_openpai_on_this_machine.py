@@ -157,7 +157,7 @@ def test_trials_run_in_real_containers_of_the_keepers_image(home, nnictl, podman
     first = found[0]["id"]
     attempt = attempt_of(home, experiment_id, first)
     assert said.startswith(f"in {MOUNT}/{experiment_id}/trials/{first}/attempts/{attempt}/taskrole-0/code\n")
-    # With reuse, the manager stops a job that has not started if no trial is left for it.
+    # With reuse, the manager stops a job that has not started if no trial is left for this job.
     well = {"SUCCEEDED", "STOPPED"} if reuse == "true" else {"SUCCEEDED"}
     wait_until(
         lambda: "SUCCEEDED" in (ends := set(job_states(experiment_id).values())) and ends <= well,

@@ -44,7 +44,7 @@ def is_stream(answer):
         ("lab.example", NAMES_ITSELF, ("front", "backend")),
     ],
 )
-def test_the_page_works_behind_a_proxy_and_changes_the_experiment(
+def test_the_page_behind_a_proxy_shows_and_can_change_the_experiment(
     a_real_experiment, tmp_path, host, settings, encrypted
 ):
     front, backend = tls_of(tmp_path, encrypted)

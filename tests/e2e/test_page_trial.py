@@ -105,7 +105,7 @@ def test_a_trial_page_shows_code_and_environment_and_can_retry_a_trial_from_its_
     assert [each["data"] for each in reported] == ['"2"', '"3"'], "the first two epochs are in the checkpoint"
 
 
-def test_a_failed_trial_without_a_checkpoint_offers_only_a_restart(browser, a_real_experiment):
+def test_the_page_offers_only_a_restart_of_a_failed_trial_without_a_checkpoint(browser, a_real_experiment):
     experiment = a_real_experiment("raise SystemExit('no')\n", trialConcurrency=1, maxTrialNum=1)
     port = free_port_pair()
     experiment.start(port)
@@ -128,7 +128,7 @@ def test_a_failed_trial_without_a_checkpoint_offers_only_a_restart(browser, a_re
 
 
 @pytest.mark.smoke
-def test_the_table_shows_the_pending_reason_of_a_waiting_trial(browser, tmp_path):
+def test_the_table_of_trials_shows_the_pending_reason_of_a_waiting_trial(browser, tmp_path):
     played = Played(made_experiment(tmp_path, 0).folder)
     played.apply(ParametersSuggested("t1", 1, {"x": 1}, {}, time.time()))
     with served_view(played.folder, played) as view, visit(browser, view.link()) as person:

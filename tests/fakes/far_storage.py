@@ -178,7 +178,7 @@ def _told(seen: dict[str, int] | int) -> dict[str, int]:
 
 def main(folder: str, mountpoint: str, faults: str) -> None:
     """Serve until the folder is unmounted."""
-    # Kernel caches are off, because this program simulates stale attributes and a fault can start and end at any time.
+    # The kernel's caches are off, because this program itself simulates stale attributes, and a fault may start at any time.
     mfusepy.FUSE(
         FarStorage(folder, Path(faults)),
         mountpoint,

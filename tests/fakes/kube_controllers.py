@@ -141,8 +141,8 @@ class Controllers:
             if store.exists(owners[0]["uid"]):
                 kind, found = store.by_uid(owners[0]["uid"])
                 continue
-            # The config map of a Framework may be deleted before its pods. The annotation still names the Framework, so it takes
-            # precedence over the owner's name.
+            # The config map of a Framework may be deleted before its pods. The annotation still names the Framework, so the
+            # annotation takes precedence over the owner's name.
             name = meta.get("annotations", {}).get("FC_FRAMEWORK_NAME") or owners[0]["name"]
             served = store.kinds.get((FRAMEWORKS.group, FRAMEWORKS.plural))
             if served and (there := store.find(served, meta["namespace"], name)):

@@ -71,7 +71,7 @@ def rows_of(experiment, trial):
 @pytest.mark.parametrize(
     ("seed", "more"), [(1, {}), (2, {"localConfig": {"reuse": True}})], ids=["plain", "reuse"]
 )
-def test_a_trial_that_is_killed_ten_times_has_the_result_of_an_undisturbed_trial(
+def test_a_trial_that_is_killed_ten_times_has_the_same_result_as_an_undisturbed_trial(
     a_real_experiment, tmp_path, seed, more
 ):
     draw = random.Random(seed)

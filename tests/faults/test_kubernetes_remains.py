@@ -134,7 +134,7 @@ def without_the_right_to_delete(place, moment_s):
     return place.nnictl("stop")
 
 
-# The quick scenarios come first: a manager waits a minute for a job that has not ended before it gives up. Each scenario sleeps
+# The quick scenarios come first. In a slow scenario, a manager waits a minute for a job that has not ended. Each scenario sleeps
 # until a random moment; there is no event to wait for.
 LEAVING = (with_a_server_that_deletes_nothing, without_the_right_to_delete, without_a_server)
 """These leave a job if they have no delay."""

@@ -77,7 +77,8 @@ class LostHome:
         self.kill_all()
         shutil.copytree(self.path, self.whole, symlinks=True)
         ends, rows = committed(self.folder)
-        # OpenPAI restarts a trial that ran, and then only its new attempt counts. So only rows of ended trials are compared.
+        # OpenPAI restarts a trial that ran when the machine was lost, and only the new attempt counts. So only rows of ended
+        # trials are compared.
         self.before = ends, {row for row in rows if row[0] in ends}
         assert (len(ends), len(self.before[1])) == (2, 42)
 

@@ -278,7 +278,7 @@ def test_a_suspended_guard_ends_after_its_keeper_was_killed(an_experiment, tmp_p
     assert_nothing_runs(tmp_path)
 
 
-def test_a_hanging_keeper_is_killed_with_all_its_processes(a_real_experiment, tmp_path, monkeypatch):
+def test_a_hanging_keeper_and_all_processes_of_its_trial_are_killed(a_real_experiment, tmp_path, monkeypatch):
     """The manager runs in the process of the test, with short deadlines. The trial starts a process that has an empty environment
     and its own session.
     """

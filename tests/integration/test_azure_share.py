@@ -176,7 +176,7 @@ def test_reading_keeper_files_in_ranges_gives_the_same_result_as_reading_a_mount
     assert not workspace.trial("trial").path.exists(), "no local copy must exist"
 
 
-def test_fetch_downloads_only_the_bytes_that_are_missing_locally(azure, share, workspace):
+def test_fetch_downloads_new_bytes_of_a_log_but_no_zeros_in_place_of_unsent_bytes(azure, share, workspace):
     files, there = SharedFiles(workspace, share), Workspace(azure.share / "EXPT").attempt(KEY)
     here = workspace.attempt(KEY).stream(Stream.STDOUT)
     files.fetch("trial", Stream.STDOUT)
@@ -302,7 +302,7 @@ def test_a_missing_vault_key_is_reported_without_any_secret_in_the_message(azure
         ({"vault_key": ""}, "store one of the account's two keys there"),
     ],
 )
-def test_an_unreadable_or_malformed_key_is_an_error_with_a_remedy(azure, workspace, change, told):
+def test_an_unreadable_or_malformed_account_key_causes_an_error_with_a_remedy(azure, workspace, change, told):
     for name, value in change.items():
         setattr(azure, name, value)
     with pytest.raises(UserError, match="cannot read the key of storage account mystorage") as raised:

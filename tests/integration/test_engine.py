@@ -362,7 +362,7 @@ def test_remote_jobs_get_a_code_snapshot_and_a_resume_reuses_the_snapshot(
     assert (document.code_dir, document.code_snapshot) == ("", snapshot.name)
 
 
-def test_code_that_cannot_be_packed_fails_the_start_without_a_trial(a_real_experiment):
+def test_an_experiment_does_not_start_if_its_code_cannot_be_packed(a_real_experiment):
     experiment = a_real_experiment(NOTHING)
     (experiment.code / "data").symlink_to("/no/such/place")
 
@@ -397,7 +397,7 @@ def test_the_keepers_exit_code_determines_the_reason_of_the_trial_if_the_keeper_
     play(scenario)
 
 
-def test_a_full_store_is_reported_as_a_problem_in_every_view_until_space_is_free(
+def test_a_full_disk_of_the_store_is_reported_in_every_status_response_until_space_is_free(
     a_real_experiment, monkeypatch
 ):
     monkeypatch.setattr(commits, "RETRY_S", 0.05)

@@ -168,7 +168,7 @@ def test_a_public_server_accepts_ip_addresses_and_its_host_name_as_host_headers(
     assert server.ask(headers={"Host": "evil.example"}).status_code == 400
 
 
-def test_dns_that_does_not_answer_delays_no_request_to_a_public_server(monkeypatch):
+def test_an_unresponsive_dns_server_delays_no_request_to_a_public_server(monkeypatch):
     def full_name():
         asked.append(1)
         assert answered.wait(DEADLINE_S)
@@ -204,7 +204,7 @@ def test_nnictl_connects_only_to_a_server_with_the_expected_certificate(a_server
 # ---- limits of size and time
 
 
-def test_a_body_is_refused_if_it_is_too_large_or_has_no_length(server):
+def test_a_request_body_is_refused_if_it_is_too_large_or_has_no_length(server):
     assert server.ask("PUT", data=b"x" * MAX_BODY_BYTES).status_code == 200
     assert server.ask("PUT", data=b"x" * (MAX_BODY_BYTES + 1)).status_code == 413
     assert server.ask("PUT", data=iter([b"x"])).status_code == 411

@@ -124,7 +124,7 @@ def test_the_shared_memory_of_a_task_is_private_and_has_the_requested_size(conta
     assert "No space left on device" in said("user-stderr")
 
 
-def test_the_script_does_not_run_if_a_required_mount_fails(container, said, tmp_path):
+def test_the_script_of_a_task_does_not_run_if_a_required_mount_fails(container, said, tmp_path):
     mount = {"name": "", "path": f"{tmp_path}/absent", "mount_path": f"{tmp_path}", "is_read_only": False}
     ended = container("echo ran", mounts=[{**mount, **PLAIN, "is_required": True}])
     assert (ended["stage"], ended["exit_code"], said()) == ("init", 1, "")

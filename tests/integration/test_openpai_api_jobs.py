@@ -190,7 +190,7 @@ def test_a_hundred_submitted_jobs_are_listed_once_each(here, capsys):
         assert {key: item[key] for key in shared} == {key: status[key] for key in shared}
 
 
-def test_all_attempts_of_a_job_and_of_a_task_are_available(here):
+def test_the_api_lists_all_attempts_of_a_job_and_of_a_task(here):
     ada = here.client()
     ada.submit(a_job_of("echo $FC_FRAMEWORK_ATTEMPT_ID; exit 3", jobRetryCount=1))
     detail = ended(ada)

@@ -283,7 +283,7 @@ def until_warm(job: Job) -> None:
     raise AssertionError(job.log)
 
 
-def test_a_warm_trial_reports_metrics_and_handles_a_stop(site):
+def test_a_warm_trial_reports_metrics_and_handles_a_stop_request(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     (site.code / "train.py").write_text(
         "import signal, sys\nimport nni_sdk as nni\nnni.get_next_parameter()\n"

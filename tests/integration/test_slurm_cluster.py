@@ -6,7 +6,7 @@ from slurm_here import NODES, a_slurm_here
 from trial_keeper import processes
 
 
-def test_each_node_runs_jobs_and_no_process_outlives_the_cluster(tmp_path):
+def test_each_node_of_the_slurm_cluster_runs_jobs_and_no_process_outlives_the_cluster(tmp_path):
     with a_slurm_here() as slurm:
         for node in NODES:
             slurm.submit(

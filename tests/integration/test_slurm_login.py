@@ -166,7 +166,7 @@ def test_commands_that_time_out_leave_enough_ssh_sessions_for_later_commands(nod
     assert slurm.cluster().name == "there"
 
 
-def test_a_call_after_close_raises_an_error(slurm):
+def test_a_call_of_a_closed_slurm_client_raises_an_error(slurm):
     slurm.close()
     with pytest.raises(NniManagerError, match="the manager is closing"):
         slurm.cluster()

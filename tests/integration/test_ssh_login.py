@@ -49,7 +49,7 @@ def logged_in(site, **keys):
         shell.close()
 
 
-def test_a_login_with_a_key_of_the_agent_needs_no_key_file(site, agent):
+def test_a_login_with_a_key_of_the_ssh_agent_needs_no_key_file(site, agent):
     agent(site.key)
     site.key.unlink()
     assert logged_in(site) == "hello"
@@ -71,7 +71,7 @@ def encrypted(site, tmp_path):
     return key
 
 
-def test_a_key_with_a_passphrase_is_used_with_ssh_passphrase(site, encrypted):
+def test_an_ssh_key_with_a_passphrase_works_if_ssh_passphrase_is_set(site, encrypted):
     assert logged_in(site, ssh_key_file=str(encrypted), ssh_passphrase=PASSPHRASE) == "hello"
 
 

@@ -60,7 +60,7 @@ def test_random_search_does_not_reach_the_quality_goal_of_the_auto_tuner(real, m
     assert not real.reaches_goal(found, SHORT, 1)
 
 
-def test_every_problem_has_a_table_with_the_columns_of_its_parameters(real):
+def test_every_benchmark_problem_has_a_table_with_a_column_for_each_parameter(real):
     for name, problem in real.REAL_PROBLEMS.items():
         header, *rows = real.file_of(name).read_text().splitlines()
         drawn = real.flat(real.made_tuner("Random", problem.space, seed=1).ask(0).parameters)
@@ -143,7 +143,7 @@ while True:
 """
 
 
-def test_a_finished_search_of_a_peer_is_stored_with_its_version(beside, tmp_path):
+def test_a_finished_search_of_a_peer_is_stored_with_the_version_of_the_peer(beside, tmp_path):
     package = tmp_path / "peers/nevergrad/lib/python3.11/site-packages/nevergrad-1.2.3.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Name: nevergrad\nVersion: 1.2.3\n")

@@ -90,7 +90,7 @@ def test_it_is_an_error_if_two_files_define_the_same_search_space_key_with_diffe
                      "rename one of the files", str(error))  # fmt: skip
 
 
-def test_the_copy_contains_the_chosen_values_and_the_original_is_unchanged(code):
+def test_the_copied_code_can_be_filled_with_values_and_the_original_code_is_unchanged(code):
     write(
         code,
         train_dot_py=SIZE,
@@ -120,7 +120,7 @@ def test_the_copy_contains_the_chosen_values_and_the_original_is_unchanged(code)
     }
 
 
-def test_the_copy_omits_ignored_files_pipes_and_experiment_folders(code):
+def test_the_copied_code_omits_ignored_files_pipes_and_experiment_folders(code):
     write(
         code,
         _dot_nniignore="data/\nbroken.py\n",

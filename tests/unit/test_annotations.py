@@ -463,7 +463,7 @@ def test_generated_code_matches_the_golden_text():
         ("", "import nni_sdk.annotated as _nni; _nni.report_final_result(0)"),
     ],
 )  # fmt: skip
-def test_the_generated_import_comes_first_and_uses_an_unused_name(head, begins, run):
+def test_the_generated_import_is_the_first_statement_and_its_name_is_not_used_elsewhere(head, begins, run):
     code = generated(head + "'''@nni.report_final_result(0)'''\n")
     assert code.startswith(begins)
     assert run(code, {})["reported"] == [("FINAL", 0)]

@@ -302,7 +302,7 @@ def test_the_no_limits_option_disables_the_archive_limits(saved, monkeypatch, ca
     assert main.run(["experiment", "load", "-p", str(path), "--no-limits"]) == 0
 
 
-def test_the_code_inside_an_archive_has_its_own_limits(saved, tmp_path):
+def test_the_code_inside_an_archive_has_a_separate_size_limit(saved, tmp_path):
     path = with_file(saved("-s"), "code.tar.gz", a_bomb(tmp_path / "bomb", 512 * 2**20).read_bytes())
     with pytest.raises(
         UserError, match=r"z\.tar\.gz: code\.tar\.gz: it holds more than 364 MiB once unpacked"

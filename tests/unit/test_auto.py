@@ -395,8 +395,8 @@ def test_the_tuner_keeps_only_a_bounded_number_of_points_after_10_000_trials():
             study.note_tried(trials[: first + 1_000])
             assert len(study.points_of(trials[first : first + 200])) == 200
         assert len(study.points) == 200
-        # x, C and z are continuous. A point with one of them never recurs, so `tried` omits it. Only points without these
-        # parameters remain, at most one per value of n.
+        # The parameters x, C and z are continuous. A point that contains one of them never recurs, so `tried` omits such points.
+        # Only points without these parameters remain, at most one for each value of n.
         assert len(study.tried) == most
 
 

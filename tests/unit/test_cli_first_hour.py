@@ -156,7 +156,7 @@ def starting(stored):
         yield start
 
 
-def test_a_manager_that_starts_has_not_died(nnictl, starting):
+def test_a_starting_manager_is_not_reported_as_dead(nnictl, starting):
     starting()
     note = "INFO: the manager of experiment starts11 is starting\n"
     assert nnictl("experiment", "list")[2] == note
@@ -205,7 +205,9 @@ def test_nnictl_top_recommends_a_resume_if_the_manager_has_died(nnictl, stored):
     )
 
 
-def test_an_unknown_id_is_reported_even_if_another_experiment_has_a_damaged_database(nnictl, stored):
+def test_an_unknown_experiment_id_is_reported_even_if_another_experiment_has_a_damaged_database(
+    nnictl, stored
+):
     stored(experiment_id="good1111")
     stored(experiment_id="lost1111").database.write_bytes(b"")
     for command in (("trial", "ls"), ("stop",), ("experiment", "delete", "--yes")):

@@ -91,7 +91,7 @@ def test_nnictl_stop_prints_its_reason_for_waiting_only_when_the_reason_changes(
 
 
 @pytest.mark.parametrize("looks_like", ["another program", "a view of it"])
-def test_a_process_that_reuses_the_managers_pid_is_neither_signalled_nor_named(
+def test_a_process_that_reuses_the_managers_pid_is_neither_signalled_nor_named_in_the_error(
     an_experiment, monkeypatch, looks_like
 ):
     monkeypatch.setattr(manager_stop, "_LEFT_TIMEOUT_S", 0.2)

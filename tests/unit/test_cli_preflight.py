@@ -92,7 +92,7 @@ def test_preflight_messages_for_a_v2_file_use_the_keys_of_v2(tmp_path, monkeypat
         manager_process.create_experiment(config, [1], debug=False)
 
 
-def test_an_experiment_that_cannot_be_registered_is_refused_with_the_variable_of_the_registry(
+def test_an_experiment_that_cannot_be_registered_is_refused_and_the_error_names_xdg_state_home(
     with_command, tmp_path, monkeypatch
 ):
     (tmp_path / "file").touch()

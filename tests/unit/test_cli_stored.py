@@ -265,7 +265,9 @@ def test_a_trial_is_selected_by_id_or_by_a_unique_prefix(nnictl, an_experiment):
     )
 
 
-def test_the_export_of_all_trials_contains_the_number_the_state_and_the_duration(nnictl, an_experiment):
+def test_the_csv_export_of_all_trials_contains_the_number_state_and_duration_of_each_trial(
+    nnictl, an_experiment
+):
     folder = an_experiment("abc11111")
     with contextlib.closing(RegisteringStore(folder.database, folder.collected_logs)) as store:
         failed = Trial(

@@ -47,7 +47,7 @@ def test_two_code_versions_are_the_same_if_they_differ_only_in_their_time():
         assert not one.is_same(replace(one, **other))
 
 
-def test_a_code_folder_over_the_size_limit_has_no_digest(code, tmp_path):
+def test_a_code_folder_with_too_many_files_has_no_digest(code, tmp_path):
     for number in range(MAX_FILES + 1):
         (code / str(number)).touch()
     assert version_of(code, tmp_path).digest == ""

@@ -136,7 +136,7 @@ def test_snake_case_keys_are_accepted(write):
     assert config.trial_concurrency == 2
 
 
-def test_the_home_folder_is_expanded(write, tmp_path, monkeypatch):
+def test_a_tilde_at_the_start_of_a_path_is_expanded_to_the_home_folder(write, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     config = read_experiment_file(write(GOOD + "logDir: ~/logs\n"))
     assert config.log_dir == tmp_path / "logs"
@@ -445,7 +445,9 @@ def test_an_error_is_reported_if_the_experiment_file_is_missing_or_is_a_folder(t
 
 
 @pytest.mark.parametrize("name", ["experiment.yml", "search_space.json"])
-def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(write, tmp_path, name):
+def test_a_pipe_in_place_of_the_experiment_or_search_space_file_is_refused_without_waiting(
+    write, tmp_path, name
+):
     file = write()
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)

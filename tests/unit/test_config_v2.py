@@ -157,7 +157,7 @@ def test_an_error_contains_the_line_and_the_v2_key(
     assert re.search(r"\b(paiConfig|trial\.\w+|builtinTunerName)\b", found[0][2]) is None, "a key of v1"
 
 
-def test_all_errors_are_reported_together(place: Path) -> None:
+def test_all_errors_of_a_v2_file_are_reported_together(place: Path) -> None:
     text = OPENPAI.replace("8 GB", "much").replace("trialConcurrency: 2", "trialConcurrency: none")
     assert [each[1] for each in diagnostics(place, text + "surprise: 1\n")] == [
         "trialConcurrency",
@@ -191,7 +191,7 @@ def test_several_training_services_in_a_file_are_an_error(place: Path) -> None:
     assert expected in [message for _, _, message in diagnostics(place, one)]
 
 
-def test_keys_in_any_case_are_accepted_as_in_nni(place: Path) -> None:
+def test_keys_in_upper_or_lower_case_are_accepted_as_in_nni(place: Path) -> None:
     text = OPENPAI.replace("trialConcurrency", "TrialConcurrency").replace("trialGpuNumber", "trialGPUNumber")
     assert read(place, text) == read(place, OPENPAI)
     found = diagnostics(place, LOCAL + "trial_command: python3 other.py\n")

@@ -79,7 +79,7 @@ def test_later_start_reports_and_the_end_report_contain_the_environment_of_the_t
     assert end_in(simulated.at(100, replace(exited(), environment=here))).environment == here
 
 
-def test_logs_are_collected_only_if_enabled() -> None:
+def test_logs_are_collected_only_if_log_collection_is_enabled() -> None:
     for collect_logs, streams in ((False, {Stream.METRICS}), (True, set(Stream))):
         simulated = SimulatedKeeper(
             KeeperSettings("exp", "job", "/mnt/exp", "token", "abcde", collect_logs=collect_logs)

@@ -23,7 +23,7 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_the_retry_delays_double_up_to_a_minute(simulated: SimulatedKeeper) -> None:
+def test_the_delays_between_connection_attempts_double_up_to_a_minute(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     now_s, waits = 0.0, []
     for _ in range(11):
@@ -130,7 +130,7 @@ def test_a_refused_keeper_does_not_reconnect_and_its_trial_continues(simulated: 
     )
 
 
-def test_a_refusal_after_an_outage_is_logged(simulated: SimulatedKeeper) -> None:
+def test_the_refusal_of_a_keeper_after_an_outage_is_logged(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     for now_s in (0, 60, 120):
         simulated.at(now_s, LinkLost("nobody there"))

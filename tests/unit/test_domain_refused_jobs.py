@@ -80,7 +80,7 @@ class SearchWithRefusals:
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_trial_fails_for_every_refused_job_and_the_experiment_fails_after_three_refusals_in_a_row(reuse):
+def test_each_refused_job_fails_one_trial_and_three_refusals_in_a_row_fail_the_experiment(reuse):
     search = SearchWithRefusals(reuse=reuse)
     for number in range(MAX_REFUSALS_IN_A_ROW):
         assert search.experiment.state is ExperimentState.RUNNING

@@ -151,7 +151,7 @@ def test_a_file_in_place_of_the_folder_of_trials_is_refused(folder):
         folder.check_files_of_manager()
 
 
-def test_a_new_folder_and_its_workspace_are_closed_to_other_users(folder, storage):
+def test_a_new_experiment_folder_and_its_workspace_are_closed_to_other_users(folder, storage):
     modes = [path.stat().st_mode & 0o777 for path in (folder.path, storage / "EXPTEST1")]
     assert modes == [0o700, 0o700]
     assert (storage / "EXPTEST1" / "trials").stat().st_mode & 0o777 == 0o755

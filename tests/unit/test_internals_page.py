@@ -78,7 +78,7 @@ def meanings(states: type[Enum]) -> dict[str, str]:
     return {state.name: found.get(state.name) or by_value.get(state.name, "") for state in states}
 
 
-def test_the_page_has_the_diagrams_generated_from_the_state_tables() -> None:
+def test_the_internals_page_has_the_diagrams_generated_from_the_state_tables() -> None:
     before, _, written = PAGE.read_text().partition(MARK)
     generated = "\n" + "\n".join(section(*table) for table in TABLES)
     if os.environ.get("GOLDEN") == "write":
@@ -87,7 +87,7 @@ def test_the_page_has_the_diagrams_generated_from_the_state_tables() -> None:
         assert written == generated, "run `make golden` after a change of a table"
 
 
-def test_every_file_named_on_the_page_exists() -> None:
+def test_every_file_named_on_the_internals_page_exists() -> None:
     written_by_hand = PAGE.read_text().partition(MARK)[0]
     paths = re.findall(r"`([\w/]+/(?:[\w.]+)?)`", written_by_hand)
     assert len(paths) > 50

@@ -169,7 +169,7 @@ def test_the_uid_and_inode_of_a_local_client_socket_are_found(host):
         assert client_socket(address[:2], server) is None, "the client has closed its end"
 
 
-def test_a_client_with_an_ipv4_mapped_address_is_found():
+def test_the_socket_of_a_client_with_an_ipv4_mapped_address_is_found():
     with a_listener("127.0.0.1") as listener, socket.socket(socket.AF_INET6) as client:
         client.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         client.connect(("::ffff:127.0.0.1", listener.getsockname()[1]))
@@ -183,7 +183,7 @@ def test_a_client_on_another_machine_has_no_local_owner(client):
     assert client_socket(client, ("127.0.0.1", 80)) is None
 
 
-def test_a_client_is_found_while_other_connections_open_and_close():
+def test_the_socket_of_a_client_is_found_while_other_connections_open_and_close():
     """The lookup uses netlink, because half of all reads of /proc/net/tcp missed the socket in this test."""
     has_ended = threading.Event()
 
@@ -231,7 +231,7 @@ def unix_address(tmp_path):
     shutil.rmtree(folder)
 
 
-def test_a_unix_socket_belongs_to_the_owner_of_its_file(unix_address):
+def test_a_unix_socket_whose_file_belongs_to_this_user_is_trusted(unix_address):
     verify_address(unix_address)
     with connect(unix_address, 5.0) as connection:
         assert connection.family == socket.AF_UNIX

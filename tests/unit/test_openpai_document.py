@@ -155,7 +155,7 @@ def test_all_duplicate_keys_are_reported():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? "])
-def test_deep_nesting_is_rejected(opening):
+def test_a_deeply_nested_job_text_is_rejected(opening):
     assert f"more than {MAX_LEVELS} levels" in refusal(opening * 3000)
 
 

@@ -229,7 +229,7 @@ def test_a_source_that_cannot_be_read_blocks_neither_lines_of_the_keeper_nor_lat
     end_of(forwarder)
 
 
-def test_a_target_that_does_not_block_receives_everything(pipe, source):
+def test_a_non_blocking_pipe_receives_all_bytes(pipe, source):
     os.set_blocking(pipe[1], False)
     content = bytes(range(256)) * 4096  # 1 MiB, more than a pipe's buffer
     append(source, content)

@@ -348,7 +348,7 @@ def test_a_checkpoint_is_saved_even_if_old_checkpoints_cannot_be_removed(attempt
     assert loaded() == "whole"
 
 
-def test_a_source_that_is_neither_a_path_nor_a_function_is_refused(attempt):
+def test_a_checkpoint_source_that_is_neither_a_path_nor_a_function_is_refused(attempt):
     folder = attempt()
     with pytest.raises(
         CheckpointInvalid, match=r"cannot save a dict as a checkpoint: .* pass its path, or pass a function"

@@ -35,12 +35,12 @@ def existing_tests() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise[:40])
-def test_every_promise_on_the_page_names_a_test(promise: str) -> None:
+def test_every_promise_in_security_md_names_a_test(promise: str) -> None:
     assert names_beside(promise)
 
 
 @pytest.mark.slow
-def test_each_test_name_on_the_page_belongs_to_exactly_one_test() -> None:
+def test_each_test_name_in_security_md_belongs_to_exactly_one_test() -> None:
     existing = existing_tests()
     for name in {name for promise in PROMISES for name in names_beside(promise)}:
         file, _, test = name.rpartition("::")
@@ -86,7 +86,7 @@ def test_each_test_name_on_the_page_belongs_to_exactly_one_test() -> None:
         ("and 64 MiB of what", (safe_open.MAX_DOCUMENT_BYTES >> 20,)),
     ],
 )
-def test_the_limits_on_the_page_equal_the_limits_in_the_program(
+def test_the_limits_in_security_md_equal_the_limits_in_the_program(
     sentence: str, values: tuple[float, ...]
 ) -> None:
     words = " ".join(PROMISED.split())

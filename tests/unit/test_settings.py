@@ -51,7 +51,7 @@ def test_every_setting_is_written_to_a_variable_that_starts_with_trial_keeper(
         assert isinstance(value, str)
 
 
-def test_whole_seconds_are_accepted() -> None:
+def test_durations_in_whole_seconds_are_read_back_unchanged() -> None:
     settings = replace(SOME, grace_s=3, linger_s=0)
     assert KeeperSettings.from_environ(settings.to_environ()) == settings
 

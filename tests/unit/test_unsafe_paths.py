@@ -64,14 +64,14 @@ def a_device(folder: Path) -> None:
 OBSTACLES = [a_link, a_folder_that_is_a_link, a_pipe, a_folder, a_device]
 
 
-def test_links_above_the_folder_are_followed(folder: Path) -> None:
+def test_a_link_in_place_of_the_folder_itself_is_followed(folder: Path) -> None:
     link = folder.parent / "mount"
     link.symlink_to(folder)
     assert content(link, link / "output" / "stdout") == b"mine"
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_only_regular_files_inside_the_folder_are_opened(folder: Path, obstacle) -> None:
+def test_a_path_that_is_not_a_regular_file_inside_the_folder_is_refused(folder: Path, obstacle) -> None:
     obstacle(folder)
     with pytest.raises(UnsafePath, match="stdout"):
         content(folder, folder / "output" / "stdout")

@@ -293,7 +293,7 @@ def test_a_new_file_is_writable_only_by_its_owner_under_any_umask(root, umask: i
     os.close(descriptor)
 
 
-def test_a_refused_file_leaves_no_descriptor_open(root) -> None:
+def test_refusing_a_file_leaves_no_descriptor_open(root) -> None:
     file_in(root).chmod(0o666)
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
