@@ -18,10 +18,11 @@ import numpy as np
 
 PROBLEMS = Path(__file__).parent / "problems"
 EVALUATIONS = 450
-# This many rows are trained a second time with another seed. The differences show the noise.
+# A noisy problem trains this many parameter sets twice, with different seeds. The noise is computed from the two errors of each
+# set.
 REPEATED = 40
 FOLDS = 3
-# Data sets are cut to this size, so that a training takes a tenth of a second.
+# Data sets are cut to this number of samples, so that one training takes a tenth of a second.
 MAX_SAMPLES = 300
 # Larger errors are replaced by this value, because the error 1 - R² of a diverging regression is unbounded.
 MAX_ERROR = 10.0
@@ -41,7 +42,7 @@ class Problem:
     is_noisy: bool = False
     """True if a tuner sees the noise of training."""
     lost_from: float = math.inf
-    """A trial with such an error fails: training that checks its result ends like this if it has diverged."""
+    """A trial whose error reaches this value fails, like a training that checks its result and detects a divergence."""
 
 
 def _kind(name: str, *values: Any) -> dict[str, Any]:
@@ -435,7 +436,7 @@ def tabulate(name: str) -> None:
     tuner = made_tuner("Random", problem.space, seed=1)
     asked = [tuner.ask(key) for key in range(EVALUATIONS)]
     drawn = [each.parameters for each in asked]  # type: ignore[union-attr]
-    # A problem without noise always has the same folds, so that errors can be compared.
+    # A problem without noise uses the same folds for all parameter sets, so that their errors can be compared.
     seeds = range(EVALUATIONS) if problem.is_noisy else [0] * EVALUATIONS
     errors = [error_of(problem, each, seed) for each, seed in zip(drawn, seeds, strict=True)]
     repeated = drawn[:REPEATED] if problem.is_noisy else []

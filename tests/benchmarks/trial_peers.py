@@ -1,5 +1,5 @@
-"""Trials of Ray Tune and of Syne Tune for comparison, with those that `make peers` installs. All their processes are killed
-afterwards.
+"""Trials of Ray Tune and of Syne Tune for comparison, with the versions that `make peers` installs. All their processes are
+killed afterwards.
 """
 
 import contextlib
@@ -17,9 +17,10 @@ Times = list[tuple[float, ...]]
 
 _HERE = Path(__file__).parent
 _INSTALLED = _HERE.parents[1] / ".venv/peers"
-# Two experiments of 200 trials of Ray Tune for each of two trial lengths take 40 s on a machine where Python starts in 50 ms.
+# Ray Tune runs two experiments of 200 trials for each of two trial lengths. This takes 40 s on a machine where Python starts in
+# 50 ms.
 _TIMEOUT_S = 300
-# Syne Tune then looks at its trials almost without a pause.
+# With this interval, Syne Tune polls its trials almost continuously.
 _SHORTEST_POLL_S = 0.001
 
 
@@ -66,7 +67,7 @@ def syne_times(folder: Path, turns: int, *, has_default_poll: bool) -> Times:
     """
     poll = () if has_default_poll else (f"{_SHORTEST_POLL_S}",)
     output_of(SYNE_TUNE, folder, _HERE / "syne_trials.py", folder, f"{turns}", *poll)
-    # A trial prints its start, Syne Tune's line with its result, and its end.
+    # The output of a trial has three lines: its start, the line of Syne Tune with the result, and its end.
     shown = [path.read_text().splitlines() for path in folder.glob("results/*/std.out")]
     ended = [(float(lines[0]), float(lines[-1])) for lines in shown if len(lines) == 3]
     return sorted(ended)[:turns]

@@ -374,7 +374,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         "LOG_WINDOW_BYTES": 40,
     }.items():
         monkeypatch.setattr(replication_module, name, size_bytes)
-    # Some runs write more bytes than the quota, most runs fewer.
+    # In some runs the trial writes more bytes than these quotas, in most runs fewer.
     for stream, size_bytes in ((Stream.METRICS, 900), (Stream.STDOUT, 150), (Stream.STDERR, 150)):
         monkeypatch.setitem(QUOTA_BYTES, stream, size_bytes)
     # A record must fit into the metrics window, as with the real limits.

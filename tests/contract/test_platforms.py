@@ -129,7 +129,7 @@ def platform(request, tmp_path, monkeypatch):
         yield platform
 
 
-# What a trial does after its start is the same on all platforms of a kind. test_platform_jobs.py has each platform's own part.
+# After its start, a trial behaves the same on all platforms of a kind. Tests of single platforms are in test_platform_jobs.py.
 on_each_kind_of_platform = pytest.mark.parametrize(
     "platform", amount(ONE_OF_EACH_KIND, tuple(PLATFORMS)), indirect=True
 )
@@ -138,7 +138,7 @@ on_each_kind_of_platform = pytest.mark.parametrize(
 # ---- a complete experiment whose trials end in different ways
 
 
-# The other platforms have tests of whole experiments in tests/e2e.
+# The short form runs on some platforms only. tests/e2e has whole experiments on the platforms that it omits.
 @pytest.fixture(scope="module", params=amount((*ONE_OF_EACH_KIND, "slurm-over-ssh"), tuple(PLATFORMS)))
 def done(request, tmp_path_factory):
     """Run this experiment. Returns the data that it shows and stores."""
@@ -315,7 +315,7 @@ def test_a_job_left_on_the_cluster_is_reported_and_removed_by_the_next_manager(p
 
 
 @on_each_kind_of_platform
-def test_a_trial_in_a_new_job_continues_from_the_checkpoint_of_a_failed_trial(platform):
+def test_a_retry_by_the_user_continues_from_the_checkpoint_of_the_failed_trial(platform):
     experiment = new_experiment(platform, FAILS_AFTER_A_CHECKPOINT, maxTrialNum=1)
 
     async def play(running):
@@ -399,7 +399,7 @@ nni.report_final_result(x)
 
 
 @with_and_without_reuse("frameworkcontroller", "job", "slurm")
-def test_the_stop_notice_of_a_preempted_trial_has_the_reason_that_the_cluster_announced(platform, reuse):
+def test_an_announced_preemption_gives_the_trial_a_stop_notice_with_the_reason_preempted(platform, reuse):
     code = WAITS_FOR_STOP.format(folder=platform.folder)
     experiment = new_experiment(platform, code, reuse, maxTrialNum=1, maxTrialRetry=0)
 

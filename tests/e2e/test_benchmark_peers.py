@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
 NO_RAY = "Ray Tune is not installed: make peers"
 
 
-def test_ray_tune_is_measured_with_and_without_records_and_leaves_no_process(benchmark_module):
+def test_ray_tune_is_measured_with_and_without_its_loggers_and_leaves_no_process(benchmark_module):
     ray_tune = benchmark_module("bench_turnaround").ray_tune
     with tempfile.TemporaryDirectory() as folder:  # a short path, because Ray's socket names are limited
         (ray,) = ray_tune(Path(folder, "ray"), 6, 0)
@@ -23,7 +23,7 @@ def test_ray_tune_is_measured_with_and_without_records_and_leaves_no_process(ben
         assert not [each for each in psutil.process_iter() if folder in " ".join(cmdline(each))]
 
 
-def test_syne_tune_is_measured_with_both_polls_and_leaves_no_process(benchmark_module, tmp_path):
+def test_syne_tune_is_measured_with_two_poll_intervals_and_leaves_no_process(benchmark_module, tmp_path):
     found = benchmark_module("bench_turnaround").syne_tune(tmp_path / "syne", 3, 2)
     if found == "Syne Tune is not installed: make peers":
         pytest.skip(found)

@@ -165,7 +165,7 @@ def test_an_experiment_is_started_and_stopped_on_the_page_of_all_experiments(bro
         person.see("start").click()
         person.page.get_by_role("textbox", name="Experiment file").fill("/absent.yml")
         person.page.get_by_role("button", name="Start", exact=True).click()
-        # Outside of the dialog, its backdrop would cover the error.
+        # The dialog itself must show the error, because its backdrop covers the rest of the page.
         expect(person.see("dialog").locator(".toast").last).to_contain_text("cannot read /absent.yml")
         person.page.get_by_role("textbox", name="Experiment file").fill(str(place / "config.yml"))
         person.page.get_by_role("button", name="Start", exact=True).click()

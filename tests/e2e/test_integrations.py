@@ -145,7 +145,7 @@ def test_a_promoted_trial_trains_only_the_rounds_that_its_larger_budget_adds(tra
     first, second = trained["promoted"]["first"], trained["promoted"]["second"]
     assert (first["error"], second["error"]) == (None, None)
     assert len(first["intermediate"]) == STOP_AFTER
-    # CatBoost and LightGBM leave the last iteration to the next attempt.
+    # With CatBoost and LightGBM, the second attempt repeats the last iteration of the first attempt.
     assert trained["promoted"]["kept"] + len(second["intermediate"]) == ROUNDS
     choose = {"min": min, "max": max}[trained["mode"]]
     assert second["final"] == pytest.approx([choose(first["intermediate"] + second["intermediate"])])
@@ -160,7 +160,7 @@ def test_a_training_from_the_model_of_another_trial_uses_its_own_parameters(trai
     assert second["intermediate"]
 
 
-def test_a_metric_of_any_kind_is_reported_once_per_value_over_all_attempts(trained):
+def test_the_attempts_of_a_trial_together_report_each_metric_value_exactly_once(trained):
     if not trained["variants"]:
         pytest.skip("all its metrics are reported at the same time")
     for name in trained["variants"]:
@@ -216,7 +216,7 @@ def test_lightning_refuses_processes_that_continue_from_different_checkpoints():
     hooks.on_fit_start(trainer, None)
 
 
-def test_the_data_set_as_a_second_argument_of_lightgbm_is_refused_with_the_full_name_of_the_metric():
+def test_the_lightgbm_callback_refuses_a_data_set_argument_and_shows_the_full_metric_name():
     pytest.importorskip("lightgbm")
     from nni_sdk.integrations.lightgbm import LightGBMPruningCallback
 
@@ -300,9 +300,9 @@ for epochs in EPOCHS:
 """
 
 
-def test_several_fits_of_fastai_are_one_training_and_validations_between_them_report_nothing(tmp_path):
+def test_fastai_reports_several_fits_as_one_training_and_no_validations_between_the_fits(tmp_path):
     run_in_trial("fastai", tmp_path, FASTAI_FITS.replace("EPOCHS", "(1, 1)"))
-    # The second process continues: it skips the whole first fit, and one epoch of the second fit.
+    # The second process continues from the checkpoint: it skips the first fit and one epoch of the second fit.
     values, final = run_in_trial("fastai", tmp_path, FASTAI_FITS.replace("EPOCHS", "(1, 2)"))
     assert (len(values), final) == (3, values[1:])
 
@@ -330,12 +330,12 @@ model.fit(x, y, eval_set=(x, y), callbacks=[callback], **callback.snapshot)
 def test_a_trial_that_continues_a_snapshot_of_catboost_reports_only_its_own_values(tmp_path, period):
     code = CATBOOST_FIT.replace("PERIOD", str(period))
     values, finals = [], []
-    # A parent, its child, and a grandchild. The last iteration of each is left to the next trial.
+    # Each of the three trials continues its predecessor, and repeats the last iteration of the predecessor.
     for generation in 1, 2, 3:
         parameters = {"iterations": 5 * generation, "learning_rate": 0.1 * generation}
         values, finals = run_in_trial("catboost", tmp_path, code, parameters)
         assert finals[-1] == values[-1]
-    # Each iteration lowers the loss, so a value that occurs twice is one of an earlier trial.
+    # Each iteration lowers the loss, so a value that occurs twice would come from an earlier trial.
     assert len(set(values)) == len(values) == {1: 5 + 6 + 6, 2: 3 + 4 + 3}[period]
 
 

@@ -117,7 +117,8 @@ def each_page(person):
     """Visit each page, and yield its name when the page is complete. The page "trial" shows the details of one trial."""
     for name in ("overview", "trials", "trial", "experiments", "jobs"):
         if name == "trial":
-            person.go(person.page.url + "#trial=00000")  # a change of the fragment loads no page
+            # a change of the URL fragment alone does not load a page
+            person.go(person.page.url + "#trial=00000")
             expect(person.see("log")).to_contain_text("the last line")
         else:
             person.see(f"nav-{name}").click()
@@ -244,7 +245,7 @@ def test_the_overview_links_to_the_failures_that_are_not_listed(browser, tmp_pat
         expect(person.see("table-count")).to_have_text("5 of 6 trials")
 
 
-def test_the_page_of_an_ended_experiment_announces_no_future_final_result(browser, tmp_path):
+def test_the_page_of_an_ended_experiment_states_that_no_trial_has_reported_a_final_result(browser, tmp_path):
     def stopped(number, now_s):
         trial = without_number(number, now_s)
         trial.state, trial.run.reason = TrialState.USER_CANCELED, ExitReason.STOPPED_BY_USER
@@ -291,7 +292,7 @@ def without_number(number, now_s):
     return trial
 
 
-def test_a_finished_experiment_without_a_result_has_a_badge_in_the_style_of_a_warning(browser, tmp_path):
+def test_the_badge_of_a_finished_experiment_without_a_result_says_that_no_result_counts(browser, tmp_path):
     with (
         served_view(made_experiment(tmp_path, 3, without_number).folder) as view,
         visit(browser, view.link()) as person,

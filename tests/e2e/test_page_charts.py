@@ -238,7 +238,7 @@ def test_a_brush_can_select_trials_that_lack_the_parameter(parallel):
     ).to_be_visible()
 
 
-def test_axes_can_be_reordered_with_mouse_or_keys_and_the_order_is_kept(parallel):
+def test_axes_reordered_with_the_mouse_or_the_keyboard_stay_in_the_new_order(parallel):
     def order():
         return [
             name.partition(",")[0]
@@ -279,7 +279,7 @@ def test_a_line_under_the_pointer_names_its_trial_and_a_click_opens_the_trial(pa
         for number, each in found.items()
     }
     middles = {number: sum(pair) / 2 for number, pair in heights.items()}
-    # The mouse moves to the middle between two axes. The test chooses the line that is farthest from all other lines there.
+    # The test points at a line halfway between two axes. There, the chosen line is farthest from all other lines.
     alone = max(
         middles, key=lambda one: min(abs(middles[one] - middles[other]) for other in middles if other != one)
     )
@@ -389,7 +389,7 @@ def test_the_controls_of_the_charts_pass_the_accessibility_rules(person, theme):
         assert person.evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
-def test_parameters_and_categories_with_the_same_start_are_drawn_apart(browser, tmp_path):
+def test_chart_labels_distinguish_parameters_and_categories_with_a_long_common_prefix(browser, tmp_path):
     names = ["encoder/attention/heads/dropout/rate", "encoder/attention/heads/dropout/kind"]
     folder = "/data/models/pretrained/checkpoints"
     models = [f"{folder}/bert.pt", f"{folder}/roberta.pt"]
@@ -442,7 +442,7 @@ def test_the_page_requests_the_importance_again_after_an_invalid_response(person
     expect(caption).to_contain_text(f"computed from {TRIALS} trials", timeout=DEADLINE_S * 1000)
 
 
-def test_every_chart_reports_a_filter_without_matches(person):
+def test_every_chart_shows_a_note_if_no_trial_matches_the_filter(person):
     person.see("search").fill("nothing like this")
     expect(person.see("table-count")).to_contain_text(f"0 of {TRIALS}")
     for tab in ("metric", "parallel", "duration", "importance", "contour"):
@@ -481,7 +481,7 @@ def with_long_values(number, now_s):
     return trial
 
 
-def test_downloads_have_long_values_and_all_numbers_of_results(browser, tmp_path):
+def test_downloads_contain_long_parameter_values_and_all_numbers_of_a_result(browser, tmp_path):
     experiment = made_experiment(tmp_path / "made", 2, with_long_values, space=SPACE)
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/detail")
@@ -530,7 +530,7 @@ def test_the_parallel_chart_of_a_single_result_explains_why_all_values_are_equal
         expect(
             person.page.locator("figcaption", has_text="1 result: all parameters and results are the same")
         ).to_be_visible()
-        # The table is only as high as its rows.
+        # The table has a single row, so it must be low.
         assert person.page.get_by_role("region", name="Trials", exact=True).bounding_box()["height"] < 150
         person.see("nav-experiments").click()
         expect(person.see("experiments")).to_contain_text("Best")

@@ -53,10 +53,11 @@ def test_a_dismissed_problem_stays_hidden_until_it_occurs_again(browser, played)
         expect(problems).to_have_count(1)
         with visit(browser, view.link()) as another:
             expect(another.see("problem")).to_have_count(3)
-        # A problem is not new if only an amount in its text has grown. The third problem has ended, so its notice disappears.
+        # A dismissed problem stays hidden if only an amount in its text grows. The third problem has ended, so its notice
+        # disappears.
         report(DISK.format(2), LOGIN)
         expect(problems).to_have_count(0)
-        # A problem that occurs again, and a problem whose text changes, are shown.
+        # Notices appear for a problem that occurs again and for a problem whose text changes.
         report(DISK.format(3), "the quota is exceeded")
         expect(problems).to_contain_text("quota")
         report(DISK.format(3), LOGIN)

@@ -168,7 +168,7 @@ def test_the_page_explains_results_that_lack_the_objective_metric(browser, tmp_p
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/oview")
         said = "No final result has a number for the default metric."
-        # The text replaces the best result, the chart of the best result over time, and the top trials.
+        # This text stands in place of the best result, of the chart of the best result over time, and of the top trials.
         expect(person.page.get_by_text(said)).to_have_count(3)
         person.go(f"{view.origin}/detail")
         expect(person.page.get_by_text(f"{said} Choose another metric above.")).to_be_visible()
@@ -211,7 +211,7 @@ def test_the_page_explains_results_that_violate_a_constraint(browser, tmp_path):
         expect(person.page.get_by_text("Every result violates a constraint.")).to_have_count(2)
 
 
-def test_the_importance_is_that_for_the_chosen_metric(browser, tmp_path):
+def test_the_importance_chart_refers_to_the_metric_that_the_user_selects(browser, tmp_path):
     experiment = made_experiment(tmp_path, 60, made_trial_of_two_objectives, objectives=OBJECTIVES[:2])
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/detail")

@@ -43,7 +43,7 @@ trainingService:
   platform: slurm
   containerImage: docker://IMAGE
 """
-# A container does not show NODE_FILE. The third trial waits for SIGTERM.
+# NODE_FILE exists on the node, and is not visible in a container. The third trial waits for SIGTERM.
 TRAIN = """\
 import pathlib, signal
 import nni_sdk
@@ -65,9 +65,7 @@ def work(tmp_path):
     return folder
 
 
-def test_a_job_with_an_image_runs_its_trials_in_containers_and_a_stop_reaches_the_trial(
-    podman, work, tmp_path
-):
+def test_trials_of_a_job_with_an_image_run_in_containers_and_receive_the_stop_signal(podman, work, tmp_path):
     image = podman.base()
     names = ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF")
     label = f"test={secrets.token_hex(8)}"

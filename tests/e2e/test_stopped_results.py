@@ -53,7 +53,7 @@ def of_all(experiment: RealExperiment):
     [{}, {"localConfig": {"reuse": True}}, {"localConfig": {"reuse": True}, "warmImports": ["json"]}],
     ids=["plain", "reuse", "warm"],
 )
-def test_a_stop_keeps_final_results_that_were_already_reported(a_real_experiment, config):
+def test_trials_stopped_by_the_user_keep_the_final_results_that_they_have_reported(a_real_experiment, config):
     experiment = a_real_experiment(TRAIN, trialConcurrency=4, maxTrialNum=4, **config)
     os.mkfifo(experiment.code / "collected")
     experiment.start()
@@ -65,7 +65,7 @@ def test_a_stop_keeps_final_results_that_were_already_reported(a_real_experiment
         "three trials wait for the stop, and one to truncate its file",
     )
     (experiment.code / "collected").write_text("go on")
-    # After the restart, only the store has the position of the final record.
+    # The restarted manager can read the position of the final record only from the store.
     experiment.kill_manager()
     experiment.start()
     for trial in of_all(experiment)[:3]:
@@ -108,7 +108,7 @@ nni.report_final_result({"default": 2, "reason": nni.stop_reason()})
 """
 
 
-def test_a_trial_stopped_by_the_user_keeps_a_late_final_result(a_real_experiment):
+def test_a_trial_stopped_by_the_user_keeps_a_final_result_that_it_reports_while_it_stops(a_real_experiment):
     experiment = a_real_experiment(ASKS, trialConcurrency=1, maxTrialNum=1)
     os.mkfifo(experiment.code / "seen")
     experiment.start()

@@ -95,7 +95,7 @@ class Mine(Tuner):
 
 
 @pytest.mark.parametrize("space", [None, {"n": {"from": 0, "to": 9}}], ids=["none", "its own form"])
-def test_a_user_tuner_receives_its_search_space_unchanged(a_real_experiment, space):
+def test_a_user_tuner_receives_the_search_space_unchanged(a_real_experiment, space):
     experiment = a_real_experiment(
         TRAIN,
         maxTrialNum=2,
@@ -106,7 +106,7 @@ def test_a_user_tuner_receives_its_search_space_unchanged(a_real_experiment, spa
     experiment.start()
     experiment.wait_for_status("DONE")
     experiment.kill_manager()
-    # The manager may have been killed before it stored the last state. After the restart, it stores this state.
+    # The manager may have been killed before it stored the state DONE. The restarted manager then stores it.
     experiment.start()
     assert experiment.wait_for_status("DONE", is_stored=True)["counts"]["SUCCEEDED"] == 2
     with StoreReader(experiment.folder.database) as reader:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-# On the reference machine of the deadlines, an interpreter that imports these modules takes this long to start on an idle core.
+# The time in which an interpreter that imports these modules starts on an idle core of the reference machine.
 _REFERENCE_S = 0.2
 _MODULES = "asyncio, ssl, json, http.client"
 _MAX_SLOWNESS = 8.0

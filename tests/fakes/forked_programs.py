@@ -22,7 +22,8 @@ _ENVIRON = {**os.environ}
 """Without the changes that single tests make."""
 _CURRENT_TEST = "PYTEST_CURRENT_TEST"
 _LONGEST_REQUEST = 1 << 18
-# The server is no child of the tests' process: some tests look at all its children. The path is as in a new manager.
+# The first process exits, so that the server is no child of the test process: some tests check all children of that process.
+# The server's sys.path equals that of a new manager.
 _SERVER = """\
 import os, sys
 if os.fork():
@@ -42,7 +43,7 @@ class Program(enum.Enum):
 
 
 def is_of_tests(environ: Mapping[str, str]) -> bool:
-    """True if these are the variables that the tests started with, besides that with the name of the current test."""
+    """True if the variables equal those that the tests started with, except for the name of the current test."""
     return {**environ, _CURRENT_TEST: ""} == {**_ENVIRON, _CURRENT_TEST: ""}
 
 
@@ -66,7 +67,7 @@ class ForkedProcess:
         self.returncode: int | None = None
         """The exit code, or the negative number of the signal that has ended it; None while it runs."""
         self.stdout = self.stderr = None
-        self._waiting = threading.Lock()  # several threads may wait
+        self._waiting = threading.Lock()  # several threads may call wait() at the same time
         self._replies, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
             request = json.dumps([[*arguments], os.getcwd(), umask, dict(environ), start_new_session])
@@ -116,7 +117,7 @@ class ForkedProcess:
 
 @functools.cache
 def _server(program: Program) -> socket.socket:
-    """Requests to the process that forks; it ends with this one."""
+    """The socket for requests to the server, which forks the program. The server ends with this process."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     atexit.register(ours.close)
     with theirs:
@@ -133,7 +134,8 @@ def serve(program: Program, descriptor: int) -> NoReturn:
     """Fork the program for each request, until the tests have ended."""
     main = _imported(program)
     requests = socket.socket(fileno=descriptor)
-    # The kernel removes ended processes between this one and the forks, because nothing waits for them.
+    # No process waits for the intermediate processes between the server and the forks, so the kernel removes them when they
+    # end.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         request, descriptors, *_ = socket.recv_fds(requests, _LONGEST_REQUEST, 3)
@@ -160,7 +162,7 @@ def serve(program: Program, descriptor: int) -> NoReturn:
 
 
 def _imported(program: Program) -> Callable[[], int]:
-    """The entry point of the program, with all modules loaded that it imports later."""
+    """The entry point of the program. All modules that the program would import later are already loaded."""
     if program is Program.KEEPER:
         from trial_keeper.__main__ import main as keeper_main
         from trial_keeper.host import fork_server

@@ -437,7 +437,7 @@ class FastAI:
         callback.report_final_result()
         rates.append(learner.opt.hypers[0]["lr"])
         check_prediction(learner.model(valid.dataset.tensors[0]).detach())
-        # The values of skipped epochs are empty.
+        # The recorder has an empty entry for each skipped epoch.
         return [values[1] for values in learner.recorder.values if values]
 
 
@@ -673,7 +673,7 @@ def main(name, launched_in=None, arguments="{}"):
         write_rank(framework, launched_in, **json.loads(arguments))
         import torch.distributed
 
-        # The threads of a process group that remains may abort Python's exit: "terminate called without an active exception".
+        # Threads of a remaining process group may abort Python while it exits: "terminate called without an active exception".
         torch.distributed.destroy_process_group()
         return
     own = importlib.import_module(f"nni_sdk.integrations.{framework.module}")
@@ -708,7 +708,7 @@ def main(name, launched_in=None, arguments="{}"):
     scenarios |= {each.__name__: functools.partial(run_variant, each) for each in variants}
     for scenario, run in scenarios.items():
         with tempfile.TemporaryDirectory() as folder:
-            # A killed training leaves its temporary files.
+            # A killed training leaves its temporary files, so these are created in a folder that is removed.
             tempfile.tempdir = folder
             write_parameters(folder, {})
             found[scenario] = run(folder)

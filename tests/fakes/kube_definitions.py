@@ -154,7 +154,7 @@ def pytorch_job(version="v1"):
 _TRAINER = "trainer.kubeflow.org"
 _TEXTS = {"type": "array", "items": {"type": "string", "maxLength": 65536}, "maxItems": 128}
 _ENV = {"type": "array", "maxItems": 128, "items": {"type": "object", "required": ["name"]}}
-# The environment of the trainer's own container can only be set in `trainer`.
+# These containers have no `env`: the environment of the trainer's container can only be set in `trainer`.
 _CONTAINERS = {
     "type": "array",
     "items": {

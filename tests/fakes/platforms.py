@@ -514,7 +514,8 @@ class OpenPaiOfThisMachine(OpenPaiPlatform):
 
 
 _ROLE = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100)
-# Each operator has the kind, its version, the second role of a job, and other fields of the configuration.
+# The entry of each operator contains the kind of its jobs, the version, the second role of a job, and further configuration
+# fields.
 OPERATORS_OF_KUBEFLOW = {
     "tf-operator": (TF_JOBS, "v1", "ps", {}),
     "pytorch-operator": (PYTORCH_JOBS, "v1", "master", {}),
@@ -592,7 +593,7 @@ class OnKubernetes(Platform):
                 if "-ps-" not in pod["metadata"]["name"] and pod["status"]["phase"] == "Running"
             ]
 
-        # The job may have started because of another pod, so the test waits for the pod of a worker.
+        # The job may count as started because of a pod that is no worker, so the test waits until the pod of a worker runs.
         (pod, *_) = wait_until(running, "the pod of a worker runs")
         self.cluster.node.kill("default", pod, "OOMKilled")
 

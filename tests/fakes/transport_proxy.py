@@ -20,7 +20,8 @@ import sys
 from collections.abc import Mapping
 
 _READ_BYTES = 64 * 1024
-# 16 reads are 1 MiB in each direction, about what TCP buffers hold. A larger queue would hide a blocked proxy from the keeper.
+# In each direction, 16 reads are 1 MiB, which is about the size of TCP buffers. With a larger queue, a keeper could still send
+# although the proxy forwards nothing.
 _MAX_QUEUE = 16
 
 

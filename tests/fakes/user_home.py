@@ -41,7 +41,7 @@ def processes_with(folder: Path, module: str) -> list[psutil.Process]:
 
 
 def left_in(folder: Path) -> list[psutil.Process]:
-    """The processes of this home that still run after a short wait. The wait is necessary, because a keeper exits a moment after
+    """The processes of this home that still run after a short wait. The wait is necessary, because a keeper exits shortly after
     its manager.
     """
     for process in processes_of(folder):

@@ -27,9 +27,9 @@ REPORTS = 20
 _LOOK_INTERVAL_S = 0.002
 _STATES_INTERVAL_S = 0.01
 
-# Each trial starts three helper processes that can be found only by session or by ancestor. One has an empty environment, one has
-# its own session, and one has both properties. Their stdin is a pipe that is never closed. If a keeper will be killed, its trial
-# does not exit by itself. The third helper can be found only while its parent lives.
+# Each trial starts three helper processes that can be found only by session or by ancestor. One has an empty environment, one
+# has its own session, and one has both properties, so it can be found only while its parent lives. The stdin of the helpers is
+# a pipe that is never closed. A trial whose keeper will be killed does not exit by itself.
 TRAIN = """
 import os, subprocess, time
 import nni_sdk as nni
@@ -142,8 +142,8 @@ class KeeperKiller:
             for _ in range(exempt_sessions):
                 (self._ledgers.parent / self._next_trial(deadline_s)).touch()
             trial_id = self._next_trial(deadline_s)
-            # For half of the kills, wait until the command has started. On a busy machine, all keepers would otherwise be killed
-            # before that.
+            # For half of the kills, wait until the command has started. On a busy machine, all keepers would otherwise be
+            # killed before their commands start.
             if self._draw.random() < 0.5:
                 wait_until(
                     (self._ledgers / trial_id).exists, "the command has started", 120, _LOOK_INTERVAL_S
@@ -209,7 +209,7 @@ class KeeperKiller:
         for trial_id, trial in trials.items():
             expected = {"SUCCEEDED"}
             if trial_id in self.killed:
-                # The next job runs a trial that its keeper had only claimed.
+                # If the killed keeper had only claimed the trial, the next job runs the trial.
                 path = self._ledgers / trial_id
                 is_reused = self._experiment.config.reuse_mode
                 was_run_once = is_reused and path.exists() and Ledger.read(path).starts == 1

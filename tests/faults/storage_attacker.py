@@ -19,7 +19,7 @@ from nni_sdk.records import encode
 from trial_keeper.wire.messages import Stream
 from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
-# The attacker races with keepers that start, so the interval is short.
+# The attacker must act while a keeper starts, so the interval is short.
 _POLL_INTERVAL_S = 0.005
 _GROUP = 0
 

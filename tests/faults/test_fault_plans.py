@@ -157,7 +157,7 @@ def test_the_fault_named_remove_attempt_succeeds_while_a_process_writes_to_the_f
     assert not remove_attempt(folder.workspace, "trial1", attempt.path.parent.name, tmp_path / "aside")
 
 
-def test_the_fault_named_forge_attempts_creates_attempts_of_another_user_with_a_result(a_trial_folder):
+def test_the_fault_named_forge_attempts_creates_attempts_with_a_result_as_another_user(a_trial_folder):
     folder, attempt = a_trial_folder
     assert forge_attempts(folder.workspace, "trial1") == ""
     forged = [path for path in attempt.path.parent.parent.iterdir() if path != attempt.path.parent]
@@ -174,7 +174,7 @@ def test_the_fault_named_forge_attempts_creates_attempts_of_another_user_with_a_
     ("pick", "left", "done"),
     [(0.0, b"", "emptied"), (0.26, b'{"pi', "cut in half"), (0.99, b'{"addr', "cut in half")],
 )
-def test_one_state_file_is_emptied_or_halved_by_the_fault_that_tears_files(a_trial_folder, pick, left, done):
+def test_the_fault_that_tears_files_empties_or_halves_one_state_file(a_trial_folder, pick, left, done):
     folder, _ = a_trial_folder
     (folder.jobs / "job1.json").write_bytes(b'{"pid":1}')
     folder.workspace.manager_json.write_bytes(b'{"addresses"}')
@@ -199,7 +199,8 @@ def a_ledger(tmp_path, *lines):
     ("stored", "lost", "doubled", "is_in_order"),
     [
         (["0", "1"], 0, 0, True),
-        (["0", "1", "3"], 0, 0, True),  # the trial was killed while it reported 3, so 3 is stored or not
+        # the trial was killed while it reported 3, so 3 may be stored or missing
+        (["0", "1", "3"], 0, 0, True),
         (["0"], 1, 0, True),
         (["0", "0", "1"], 0, 1, True),
         (["0", "1", "3", "3"], 0, 1, True),
@@ -333,7 +334,7 @@ EXCEPTIONS = {
 
 
 @pytest.mark.parametrize(("allowed", "refused"), EXCEPTIONS.values(), ids=EXCEPTIONS)
-def test_the_checker_permits_each_unexpected_trial_state_only_after_a_matching_fault(
+def test_the_checker_accepts_each_exceptional_trial_state_only_under_the_conditions_that_explain_it(
     tmp_path, allowed, refused
 ):
     def errors(state=TrialState.FAILED, exit_code=None, ledger=(), message="", retries=0, *, reason, harm):
@@ -451,7 +452,7 @@ def test_the_checker_reports_stored_trial_data_that_differs_from_the_files(a_run
     ],
     ids=str,
 )
-def test_the_checker_accepts_stored_data_that_differs_because_of_an_injected_fault(a_run, stored, excused):
+def test_the_checker_accepts_deviations_that_are_consistent_with_the_injected_faults(a_run, stored, excused):
     assert a_run(**stored, harm=excused) == []
 
 
@@ -469,7 +470,7 @@ def test_the_checker_accepts_stored_data_that_differs_because_of_an_injected_fau
     ],
     ids=str,
 )
-def test_the_checker_reports_stored_data_that_differs_without_a_matching_fault(a_run, stored, wrong):
+def test_the_checker_reports_deviations_that_no_injected_fault_explains(a_run, stored, wrong):
     assert wrong in " ".join(a_run(**stored))
 
 
@@ -494,7 +495,7 @@ def test_the_checker_accepts_the_loss_of_the_last_reports_of_a_removed_attempt(a
 
 
 @pytest.mark.parametrize("reported", [(1, 2), (0, 2), (0, 0), (1, 0)])
-def test_the_checker_reports_misordered_rows_of_a_removed_attempt(a_run, reported):
+def test_the_checker_reports_rows_of_a_removed_attempt_that_are_no_prefix_of_its_reports(a_run, reported):
     assert a_run(reported=reported, harm=REMOVED) != []
 
 

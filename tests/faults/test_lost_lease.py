@@ -71,7 +71,7 @@ def test_a_suspended_manager_stores_none_of_its_queued_writes_after_it_was_repla
 ):
     experiment = a_real_experiment(TRAIN, trialConcurrency=2, maxTrialNum=TRIALS)
     experiment.is_forked = (
-        False  # the test waits for its managers as its children, and finds them by their command lines
+        False  # the test reaps its managers as its children, and finds them by their command lines
     )
     lock = experiment.folder.path / "owner.lock"
     path = experiment.environ.get("PYTHONPATH", "")

@@ -76,7 +76,7 @@ def test_two_reused_jobs_run_many_trials_and_exit(a_real_experiment):
     for trial in trials:
         assert trial["startTime"] <= trial["endTime"]
         assert len(assert_rows_are_what_was_written(experiment, trial["id"])) == 21
-    # The duration of a trial is the duration of its command, not of the job.
+    # The duration of a trial is that of its command. It does not include the other trials of the job.
     assert max(trial["endTime"] - trial["startTime"] for trial in trials) < 20_000
     wait_until(
         lambda: not any(psutil.pid_exists(pid) for pid in experiment.keeper_pids()),
@@ -165,7 +165,7 @@ def test_a_prefetched_trial_never_starts_if_the_user_stops_it(a_real_experiment)
 
 
 @pytest.mark.smoke
-def test_a_final_row_becomes_the_result_of_the_trial_if_the_manager_is_killed_just_after_storing_the_row(
+def test_a_stored_final_row_becomes_the_result_if_the_manager_is_killed_before_it_updates_the_trial(
     a_real_experiment,
 ):
     experiment = a_real_experiment(
@@ -179,7 +179,7 @@ def test_a_final_row_becomes_the_result_of_the_trial_if_the_manager_is_killed_ju
     wait_until(lambda: experiment.row_count() == 1, "the result is stored")
     experiment.kill_manager()
     with contextlib.closing(sqlite3.connect(experiment.folder.database)) as database, database:
-        # Produce the state after a lost commit of the trial's update.
+        # Restore the state of a database in which the metric row is stored and the update of the trial is not.
         database.execute("UPDATE trial SET final = NULL, value = NULL")
     experiment.start()
     with (experiment.code / "gate").open("w"):
@@ -272,7 +272,7 @@ def test_an_experiment_ends_with_failed_trials_if_its_jobs_can_never_start(a_rea
     assert "PAI_" in trials[0]["message"]
 
 
-def test_a_job_exits_after_max_trials_per_job(a_real_experiment):
+def test_a_job_exits_after_the_maximum_number_of_trials_per_job(a_real_experiment):
     experiment = a_real_experiment(SHORT, maxTrialNum=7, trialConcurrency=1, maxTrialsPerJob=3, **REUSE)
     experiment.start()
     experiment.wait_for_status("DONE")

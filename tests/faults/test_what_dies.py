@@ -79,7 +79,9 @@ nni.report_final_result({REPORTS})
 
 
 @pytest.mark.smoke
-def test_a_new_manager_adopts_running_trials_and_reads_ended_trials_and_fails_lost_trials(a_real_experiment):
+def test_a_new_manager_adopts_running_trials_and_reads_results_of_ended_trials_and_fails_lost_trials(
+    a_real_experiment,
+):
     """The first trial runs, but its keeper has no state file. The keeper of the second trial is killed after the trial has ended.
     The keeper of the third trial is killed while the trial runs.
     """
@@ -116,7 +118,7 @@ def test_a_new_manager_adopts_running_trials_and_reads_ended_trials_and_fails_lo
     assert "free some space there" in trials[lost]["message"]
 
 
-def test_a_trial_killed_by_a_signal_fails_with_the_signal_and_keeps_its_results(a_real_experiment):
+def test_a_trial_killed_by_a_signal_fails_with_the_reason_signal_and_keeps_its_results(a_real_experiment):
     train = """
 import os, signal, sys
 import nni_sdk as nni
@@ -152,9 +154,11 @@ def test_the_guard_of_a_killed_keeper_ends_the_trial_and_the_stored_results_are_
     assert values(rows) == [*range(len(rows))]
 
 
-def test_a_resume_with_a_fixed_tuner_completes_an_experiment_after_a_tuner_error(a_real_experiment, tmp_path):
+def test_a_resume_after_a_tuner_error_completes_the_experiment_if_the_tuner_works_again(
+    a_real_experiment, tmp_path
+):
     train = "import nni_sdk as nni\nnni.get_next_parameter()\nnni.report_final_result(1)\n"
-    # This tuner fails when it is asked for parameters the third time.
+    # This tuner raises an error at the third request for parameters.
     broken = tmp_path / "sitecustomize"
     broken.mkdir()
     (broken / "sitecustomize.py").write_text(

@@ -34,12 +34,12 @@ from mutant_code import Replacement, functions_of, replaced_code
 from mutant_finder import Mutant, lines_around
 
 KILLED, SURVIVED, UNJUDGED = "killed", "survived", "unjudged"
-# A test that needs more processor time runs in the second stage only.
+# A test that needs more processor time than this runs only in the second stage.
 MAX_TEST_S = 2.0
-# A test that takes longer is interrupted when it is recorded. The limit leaves time for what tests compute once for all, such as
-# the table of characters of hypothesis.
+# While tests are recorded, a test that takes longer than this is interrupted. The limit leaves time for values that tests
+# compute only once, such as the table of characters of Hypothesis.
 RECORDING_TIMEOUT_S = 10.0
-# A fork may use so much more memory than its parent: some mutants never stop to extend a list.
+# A fork may use this much more memory than its parent. A limit is necessary, because some mutants extend a list without end.
 MAX_MEMORY_BYTES = 4 * 2**30
 
 
@@ -133,7 +133,7 @@ class Forks:
         return True
 
     def _in_forks(self, work: Callable[[int], None]) -> None:
-        """Call `work` in several processes at once, with the number of each."""
+        """Call `work` in several processes at the same time, with the number of each process."""
         pids = []
         for number in range(self._request.workers):
             if (pid := os.fork()) == 0:
@@ -169,7 +169,7 @@ class Forks:
         replaced = replaced_code(mutant, source, self._request.root, self._functions[mutant.path])
         executing = {test for line in lines_around(mutant, source) for test in self._tests[mutant.path, line]}
         tests = self._usable(executing, Path(mutant.path).stem)
-        # A test that is left out may kill a mutant that survives.
+        # If some tests are left out, a surviving mutant is not judged, because one of these tests may kill it.
         is_complete = len(tests) == len(executing)
         if not replaced or not tests:
             return UNJUDGED, ""
@@ -219,7 +219,9 @@ class Forks:
             shutil.rmtree(self._folder / str(pid), ignore_errors=True)
 
     def _use_own_folder(self) -> None:
-        """Make the temporary folders of tests in a folder of this process: several processes run the same test at once."""
+        """Make the temporary folders of tests in a folder of this process, because several processes may run the same test at the
+        same time.
+        """
         factory: Any = self._session.config._tmp_path_factory
         factory._basetemp = self._folder / str(os.getpid())
         factory._basetemp.mkdir()

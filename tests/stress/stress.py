@@ -1,4 +1,4 @@
-"""Runs tests again and again beside processes that keep the processors busy, and lists each failure: `make stress`.
+"""Runs tests repeatedly while other processes keep the processors busy, and lists each failure: `make stress`.
 
 Each round is a run of pytest. The full report of each failure goes to build/stress, and the temporary files of failed tests
 stay. Exit code 1: a test has failed.
@@ -42,7 +42,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Without this handler, SIGINT is ignored, also by pytest, if a script starts this program in the background.
+    # A script that starts this program in the background makes it and pytest ignore SIGINT. This handler undoes that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     reports = ROOT / "build" / "stress"
     shutil.rmtree(reports, ignore_errors=True)
