@@ -38,11 +38,13 @@ def as_nobody() -> Iterator[tuple[str, ...]]:
 
 @pytest.fixture
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delay the polls of the shared storage: unconnected keepers may still reconnect."""
+    """Give keepers so much time to reconnect that the manager does not poll the shared storage."""
     monkeypatch.setattr(transports, "RECONNECT_GRACE_S", 1e6)
 
 
 @pytest.fixture
 def late_storage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the shared storage show writes of other machines after an hour: only the end of a job is worth waiting for them."""
+    """Let the manager assume that the shared storage shows writes of other machines only after an hour. Then it waits for such
+    writes only at the end of a job.
+    """
     monkeypatch.setattr(storage_poller, "STORAGE_LAG_S", 3600.0)

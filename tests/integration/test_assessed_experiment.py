@@ -140,8 +140,9 @@ def test_the_tuner_study_records_a_trial_as_pruned_if_a_pruner_stops_it(
         assert outcomes == expected
 
 
-# The first attempt saves a checkpoint after its second step, reports that the keeper has signed it, and is killed. The second one
-# reports its final result when the test has seen its intermediate results: an ended trial is not assessed.
+# The first attempt saves a checkpoint after its second step, reports that the keeper has signed the checkpoint, and is killed.
+# The second attempt reports its final result after the test has seen its intermediate results, because an ended trial is not
+# assessed.
 CONTINUED = """
 import os, pathlib, signal, time, nni_sdk
 nni_sdk.get_next_parameter()

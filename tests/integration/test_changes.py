@@ -458,7 +458,7 @@ def test_an_import_stores_all_results_or_none_and_a_resume_keeps_the_results(a_r
                 "/experiment/import-data",
                 json=[{"parameter": {"x": 4.0}, "value": value} for value in (None, '{"default": 1}')],
             )
-            assert more["imported"] == 1  # not the result without a number
+            assert more["imported"] == 1  # the result without a number is not imported
             live.finish(0)
             assert await live.made(2) == [0, 3]
         async with a_manager(experiment) as live:
@@ -493,7 +493,7 @@ class RecordingTuner(BaseTuner):
         pass
 
 
-def test_the_new_tuner_receives_results_once_if_they_are_imported_during_a_search_space_change(
+def test_results_imported_during_a_search_space_change_reach_the_new_tuner_exactly_once(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50, **ON_A_GRID)
@@ -564,7 +564,7 @@ def test_a_change_is_durable_before_it_is_confirmed(a_real_experiment, change):
     play(scenario)
 
 
-def test_a_change_of_the_search_space_that_the_tuner_refuses_fails_and_is_stored(a_real_experiment):
+def test_a_new_search_space_that_the_tuner_refuses_causes_an_error_but_is_stored(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=5, **ON_A_GRID)
 
     def make(config):
@@ -585,7 +585,9 @@ def test_a_change_of_the_search_space_that_the_tuner_refuses_fails_and_is_stored
         assert ExperimentSpec.from_json(reader.experiment().config).search_space_revision == 1
 
 
-def test_a_retry_from_a_checkpoint_continues_from_the_newest_one_and_fails_without_one(a_real_experiment):
+def test_a_retry_from_a_checkpoint_uses_the_newest_checkpoint_and_fails_without_a_checkpoint(
+    a_real_experiment,
+):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -649,8 +651,10 @@ def test_a_lost_job_is_submitted_again_and_a_resume_keeps_the_number_of_retries(
     play(scenario)
 
 
-def test_a_job_counts_as_disconnected_while_the_files_of_its_trials_are_read_after_its_end(a_real_experiment):
-    """A connected job gives its prefetched trials to idle jobs, but their results may be in these files."""
+def test_an_ended_job_counts_as_disconnected_while_the_manager_reads_the_files_of_its_trials(
+    a_real_experiment,
+):
+    """The prefetched trials of a connected job are given to idle jobs, although the files may contain results of these trials."""
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():

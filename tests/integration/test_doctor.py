@@ -399,7 +399,7 @@ def test_a_broken_gpu_driver_is_reported_with_its_error(site, run_checks, tmp_pa
     assert error in run_checks().words("gpu")
 
 
-def test_an_amd_driver_is_reported_with_the_remedy_if_its_version_differs_from_its_binding(
+def test_the_gpu_check_reports_a_version_mismatch_between_the_amd_driver_and_its_python_binding(
     site, run_checks, tmp_path
 ):
     (tmp_path / "empty.c").touch()

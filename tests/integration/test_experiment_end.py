@@ -17,7 +17,7 @@ ONE_TRIAL = {"trialConcurrency": 1, "maxTrialNum": 1}
 
 
 async def is_waiting(task):
-    """True if the task does not end within a moment, in which a manager that waits for nothing ends."""
+    """True if the task still runs after half a second. A manager that waits for nothing ends within this time."""
     await asyncio.wait({task}, timeout=0.5)
     return not task.done()
 
@@ -51,9 +51,7 @@ def test_a_manager_does_not_end_before_the_last_job_of_its_experiment(a_real_exp
     play(scenario)
 
 
-def test_a_manager_does_not_end_after_an_experiment_that_has_finished_is_extended(
-    a_real_experiment, monkeypatch
-):
+def test_a_manager_does_not_end_if_the_user_extends_the_finished_experiment(a_real_experiment, monkeypatch):
     # Without these limits, a manager that ends too early would do so only after minutes.
     monkeypatch.setattr(engine_module, "RECORDED_TIMEOUT_S", 0.0)
     monkeypatch.setattr(engine_module, "MAX_STOP_S", 0.0)

@@ -36,7 +36,7 @@ def far_folder(tmp_path):
         server.wait()
 
 
-def test_a_stream_is_read_again_after_another_client_removed_the_attempt_and_the_trial_created_the_file_again(
+def test_a_stream_is_readable_again_after_its_attempt_was_removed_remotely_and_its_file_was_recreated(
     far_folder,
 ):
     folder, mount = far_folder

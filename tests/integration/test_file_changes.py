@@ -41,9 +41,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_the_change_is_reported_at_the_end_of_a_trial_if_the_trial_changes_its_metrics_or_output_file(
-    site, name
-):
+def test_the_end_of_a_trial_is_reported_with_each_change_of_its_metrics_or_output_file(site, name):
     change, found = CHANGES[name]
     site.gate("collected")
     site.add_python_trial(TRAIN.format(change=change))

@@ -120,7 +120,7 @@ def test_the_number_of_waiting_bytes_includes_the_text_of_queued_writes(counting
     asyncio.run(run())
 
 
-def test_everything_is_durable_only_after_the_callback_of_the_last_write(counting):
+def test_an_awaited_empty_write_returns_only_after_the_callbacks_of_earlier_writes(counting):
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
         called = []
@@ -135,7 +135,7 @@ def test_everything_is_durable_only_after_the_callback_of_the_last_write(countin
     asyncio.run(run())
 
 
-def test_the_times_of_ended_attempts_are_forgotten(counting, monkeypatch):
+def test_the_number_of_remembered_write_times_stays_bounded_over_many_attempts(counting, monkeypatch):
     monkeypatch.setattr(commits, "_MANY_WRITERS", 10)
     monkeypatch.setattr(commits, "_INTERACTIVE_WINDOW_S", 0.0)
 
@@ -371,7 +371,7 @@ def test_small_writes_of_a_bulk_writer_do_not_throttle_other_bulk_writers(databa
     play(scenario, database, tmp_path)
 
 
-def test_a_producer_is_not_checked_again_if_it_no_longer_waits_for_capacity(database, tmp_path):
+def test_a_producer_that_cancels_its_wait_for_capacity_is_not_checked_again(database, tmp_path):
     async def scenario(group, gate):
         looks = dict.fromkeys((FLOOD, QUIET), 0)
 
@@ -556,7 +556,7 @@ def test_close_drops_all_writes_after_a_transaction_that_the_disk_rejects(
         group = commits.GroupCommit(store, pytest.fail)
         next_step(-1)
         await asyncio.wait([done for _, done in added])
-        # If there was no transaction `closes_at`, nothing has called close() yet, so the step that calls it runs here.
+        # If there was no transaction `closes_at`, close() has not been called yet. Then the step that calls it runs here.
         while not closing:
             next_step(closes_at)
         await asyncio.wait_for(closing[0], DEADLINE_S)

@@ -92,7 +92,7 @@ def test_the_hub_lists_all_experiments_with_their_learning_curves(hub, stored, r
     assert (curve["id"], curve["results"]) == ("TESTEXPT", 3)
 
 
-def test_an_unknown_address_of_the_hub_is_answered_with_that_of_its_description(hub):
+def test_the_404_response_of_the_hub_names_the_address_of_its_api_description(hub):
     unknown = hub.ask("GET", f"{ROOT}/absent")
     assert unknown.status_code == 404
     assert f"{ROOT}/openapi.json lists the paths" in unknown.json()["error"]
@@ -258,7 +258,7 @@ def storage_threads():
 
 def test_views_of_stored_experiments_leave_no_threads(hub, stored, tmp_path):
     for number in range(4):
-        # Another file of the same content: the view is opened again.
+        # The hub opens a new view if the database file was replaced, even by a file with the same content.
         shutil.copy(stored.folder.database, tmp_path / "copy")
         (tmp_path / "copy").replace(stored.folder.database)
         assert hub.ask("GET", of(stored, "/trials/00000/attempts")).status_code == 200
@@ -268,7 +268,9 @@ def test_views_of_stored_experiments_leave_no_threads(hub, stored, tmp_path):
     wait_until(lambda: storage_threads() == before, "the threads of earlier views have ended")
 
 
-def test_a_view_with_an_open_event_stream_stays_open_if_others_are_opened(hub, stored, tmp_path, monkeypatch):
+def test_a_view_with_an_open_event_stream_stays_open_while_another_experiment_is_viewed(
+    hub, stored, tmp_path, monkeypatch
+):
     monkeypatch.setattr(views, "MAX_VIEWS", 1)
     another = made_experiment(tmp_path / "another", 1, experiment_id="ANOTHER1")
     Registry.of_user().add(another.folder)
@@ -281,14 +283,14 @@ def test_a_view_with_an_open_event_stream_stays_open_if_others_are_opened(hub, s
         assert next(documents)["summary"]["note"] == "seen"
 
 
-def test_an_experiment_that_was_deleted_and_loaded_again_is_read_again(hub, stored, tmp_path):
+def test_the_hub_shows_the_new_data_of_an_experiment_that_was_deleted_and_loaded_again(hub, stored, tmp_path):
     assert hub.ask("GET", of(stored, "/summary")).json()["trialCount"] == 3
     another = made_experiment(tmp_path / "another", 1)
     another.folder.database.replace(stored.folder.database)
     assert hub.ask("GET", of(stored, "/summary")).json()["trialCount"] == 1
 
 
-def test_an_experiment_whose_results_cannot_be_read_hides_no_other(hub, stored, monkeypatch):
+def test_an_experiment_whose_results_cannot_be_read_is_listed_with_the_problem(hub, stored, monkeypatch):
     def fail(*_):
         raise StoreBusy("the disk does not answer")
 
@@ -297,7 +299,7 @@ def test_an_experiment_whose_results_cannot_be_read_hides_no_other(hub, stored, 
     assert (line["id"], line["problem"]) == ("TESTEXPT", "the disk does not answer")
 
 
-def test_an_experiment_file_may_be_below_the_home(hub, tmp_path, monkeypatch):
+def test_a_tilde_in_the_path_of_an_experiment_file_stands_for_the_home(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     answer = hub.ask("POST", f"{ROOT}/all", json={"config": "~/absent.yml"})
     assert f"{tmp_path}/absent.yml" in answer.json()["error"]

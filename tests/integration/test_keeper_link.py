@@ -84,7 +84,7 @@ def test_lost_bytes_are_sent_again_after_a_reconnect(site, caplog):
     site.open_gate("gate")
     assert keeper.wait() == 0
     assert_all_is_stored_once(site)
-    # The test reads the manager's log. The keeper receives only gRPC's error for a closed stream if it sends at that moment.
+    # The test checks the log of the manager, because the keeper may receive only gRPC's error for a closed stream.
     assert f"cannot accept metrics of {KEY} from offset" in caplog.text
     assert site.manager.hellos == 2
 
@@ -101,7 +101,7 @@ def test_a_keeper_replaces_a_dead_connection_although_the_proxy_still_accepts_by
         proxy.order("break")
         site.open_gate("gate")
         assert keeper.wait() == 0
-        # A keeper that keeps the dead connection would wait 30 s, and then exit without sending these.
+        # A keeper that keeps the dead connection would wait 30 s, and then exit without sending the remaining bytes.
         assert_all_is_stored_once(site)
         assert site.manager.all_of(TrialEnded) == [exit_of(site)]
     finally:
@@ -348,7 +348,7 @@ def test_a_keeper_stops_a_trial_if_the_manager_reports_a_closed_attempt_after_a_
     assert exit_of(site).reason is ExitReason.JOB_LOST
 
 
-def test_a_stop_has_no_effect_if_it_is_repeated_or_if_the_trial_has_ended(site):
+def test_a_stop_command_has_no_effect_if_the_trial_is_already_stopping_or_has_ended(site):
     site.manager.closes = False
     site.add_python_trial(WAITING)
     keeper = site.start_keeper()
@@ -441,13 +441,13 @@ def test_a_truncated_stream_ends_and_the_remaining_streams_continue(truncating_s
     assert exit_of(site) == site.manager.all_of(TrialEnded)[-1]
 
 
-def test_the_reported_final_size_is_smaller_if_a_truncation_is_found_after_a_manager_restart(
+def test_a_truncation_found_after_a_manager_restart_reduces_the_reported_final_size(
     truncating_site,
 ):
     site, keeper = truncating_site(1000, goes_on=False)
     assert site.manager.wait_for_message(TrialEnded).final_sizes[Stream.STDOUT] == LOG_WINDOW_BYTES
     site.manager.die()
-    # The keeper may have reached the manager once more while it closed its port.
+    # The keeper may have connected once more before the manager closed its port, so connections are counted from here on.
     hellos = site.manager.hellos
     site.manager.commits = True
     site.manager.start()

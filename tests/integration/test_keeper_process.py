@@ -48,7 +48,7 @@ nni.report_intermediate_result("ready")
 while True:
     signal.pause()
 """
-# The trial exits by itself when should_stop() is true. If it received SIGTERM, it would print this.
+# The trial exits by itself when should_stop() is true. It would print a line at SIGTERM.
 ASKS_FOR_STOP = """
 import signal, sys, time
 import nni_sdk as nni
@@ -225,7 +225,7 @@ def test_a_trial_starts_in_its_code_folder_with_an_empty_stdin(site):
     assert site.attempt().parameter_cfg.read_bytes() == parameters
 
 
-def test_the_file_named_by_bash_env_is_sourced_once_per_trial(site, tmp_path):
+def test_the_file_named_by_the_variable_bash_env_is_sourced_once_per_trial(site, tmp_path):
     sourced = tmp_path / "sourced.sh"
     sourced.write_text("cat; echo sourced; FOUND=by-the-command\n")
     site.environ["BASH_ENV"] = str(sourced)
@@ -322,7 +322,7 @@ def test_training_code_keeps_its_grace_period_if_sigterm_ends_only_the_shell(sit
 
 
 @pytest.mark.parametrize("reason", [ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER])
-def test_the_exit_record_of_a_stopped_trial_has_the_reason_of_the_stop(site, reason):
+def test_the_exit_record_of_a_stopped_trial_contains_the_reason_why_it_was_stopped(site, reason):
     site.add_python_trial(REPORTS_AFTER_SIGTERM)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")

@@ -88,7 +88,7 @@ def test_a_recipient_of_error_events_receives_only_the_error_of_the_experiment(a
         assert ends.accepted.empty()
 
 
-def test_the_manager_sends_the_notification_of_a_stop_before_it_exits(a_real_experiment):
+def test_the_manager_of_a_stopped_experiment_sends_the_notification_before_it_exits(a_real_experiment):
     with a_webhook() as webhook:
         experiment = a_real_experiment(ENDLESS, trialConcurrency=1, notify=[{"webhook": webhook.url}])
         experiment.start()
@@ -119,7 +119,9 @@ def test_a_notification_refused_by_a_webhook_is_not_retried_and_the_error_hides_
         assert webhook.accepted.empty()
 
 
-def test_a_webhook_whose_host_is_no_name_is_a_problem_and_the_experiment_continues(a_real_experiment):
+def test_a_webhook_with_an_invalid_host_name_is_reported_as_a_problem_and_the_experiment_continues(
+    a_real_experiment,
+):
     webhook = {"webhook": "http://hooks..example.com/secret-path", "events": ["end"]}
     experiment = an_experiment(a_real_experiment, [0.5], [webhook])
     experiment.start()

@@ -15,7 +15,7 @@ from node_program import output_of
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import parse
 
-# The jobs need 5 s of one processor, but busy processes in sessions of their own may leave a worker of pytest a tenth of that.
+# The jobs need 5 s of processor time. On a busy machine, a pytest worker may get only a tenth of a processor.
 pytestmark = pytest.mark.timeout(amount(300, 1200))
 
 JOBS = amount(150, 8000)
@@ -131,7 +131,7 @@ def test_the_server_accepts_every_mutated_job_that_this_project_accepts():
 
 
 @pytest.mark.parametrize("where", ["taskRoles", "ports", "deployments"])
-def test_a_job_is_refused_as_on_the_server_if_it_has_the_key_that_sets_a_prototype_in_javascript(where):
+def test_this_project_and_the_server_both_refuse_a_job_with_the_javascript_key_proto(where):
     job = copy.deepcopy(JOB)
     named = {
         "taskRoles": job["taskRoles"],

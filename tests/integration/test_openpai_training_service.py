@@ -98,7 +98,7 @@ async def test_all_jobs_are_polled_with_one_list_call(site):
         assert 5 <= counted["GET", "/jobs"] <= 10
 
 
-async def test_a_job_that_returned_to_the_queue_will_restart_unless_it_is_to_stop(site):
+async def test_a_job_that_returned_to_the_queue_will_restart_unless_its_stop_was_requested(site):
     async with site.manager() as service:
         assert not service.will_restart("trial1")
         await service.submit(site.settings("trial1", "trial1"))
@@ -142,12 +142,12 @@ async def test_a_restarted_manager_finds_a_job_that_openpai_does_not_list_yet(si
 
 @pytest.mark.parametrize("at", [("GET", "/jobs"), ("GET", "/jobs/{name}")])
 @pytest.mark.parametrize("how", [200, 403, 500])
-async def test_a_restarted_manager_does_not_regard_a_job_as_unknown_because_of_a_failed_call(site, at, how):
+async def test_a_restarted_manager_adopts_a_job_as_running_if_the_call_for_its_state_fails(site, at, how):
     async with site.manager() as service:
         site.server.misbehave(how, QUICK.tries, at=at)
         assert await service.adopt("trial1") is JobPresence.RUNNING
         await until(lambda: site.ends, "the end is reported")
-    # No manager has seen the job, so the engine submits it again.
+    # A job that is reported as unknown is submitted again, because no manager has seen it.
     (end,) = site.ends
     assert (end.reason, end.is_unknown) == (ExitReason.JOB_LOST, True)
 
@@ -235,7 +235,7 @@ async def test_the_last_part_of_the_log_is_read_for_each_task_of_a_job(site, mon
         job.state, job.logs["stdout"] = "RUNNING", b"x" * 20_000 + b"the end\n"
         assert await service.job_log("trial1") == {f"{job.role}-0": "x" * (16_384 - 8) + "the end\n"}
         job.end("FAILED", 1)
-        # The service reads the same log for the message of the end. The planted error must not hit that request.
+        # At the end of the job, the service itself reads this log for its message. The fault below must not hit that request.
         await until(lambda: site.ends, "the end is reported", DEADLINE_S)
         assert (await service.job_log("trial1"))[f"{job.role}-0"].endswith("the end\n")
         path = "/jobs/{name}/attempts/0/taskRoles/{role}/taskIndex/{index}/attempts/0/logs"
@@ -259,7 +259,7 @@ async def test_a_job_can_be_stopped_while_the_request_for_its_log_hangs(site):
     assert len(site.ends) == 1
 
 
-async def test_a_refused_stop_does_not_block_the_end_of_another_job(site):
+async def test_a_refused_stop_command_does_not_block_the_report_of_the_end_of_another_job(site):
     async with site.manager() as service:
         for job_id in ("trial1", "trial2"):
             await service.submit(site.settings(job_id, job_id))

@@ -279,9 +279,7 @@ def test_every_file_of_the_page_is_served_unchanged(served, browser):
             assert answer.headers["Content-Type"] == "text/javascript; charset=utf-8"
 
 
-def test_a_browser_caches_page_files_of_the_current_edition_and_revalidates_files_of_other_editions(
-    served, browser
-):
+def test_page_files_are_cached_under_their_current_url_and_revalidated_under_an_outdated_url(served, browser):
     document = browser.ask("GET", "/oview").text
     names = re.findall(rf'(?:src|href)="{served.prefix}(/page/[^"]+)"', document)
     assert len(names) > 3
@@ -378,7 +376,7 @@ def test_every_response_has_security_headers(served, browser):
             assert answer.headers["Cache-Control"] == "no-store"
 
 
-def test_the_base_url_of_a_manager_depends_on_its_host_certificate_and_prefix():
+def test_the_base_url_of_a_manager_depends_on_its_host_and_certificate_and_prefix():
     for host, certificate, url in [
         ("127.0.0.1", None, "http://127.0.0.1:80"),
         ("0.0.0.0", "AA", "https://127.0.0.1:80"),

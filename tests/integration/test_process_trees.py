@@ -468,7 +468,9 @@ def test_an_invalid_grace_period_is_refused(programs, grace):
 
 
 @pytest.mark.parametrize("_again", range(5))
-def test_the_end_of_a_trial_is_reported_exactly_once_if_the_trial_exits_during_a_stop(programs, _again):
+def test_the_end_of_a_trial_is_reported_exactly_once_if_the_trial_exits_while_the_keeper_stops_it(
+    programs, _again
+):
     keeper = start(programs, "setsid sleep 1000 & echo > ready; exit 5", grace_s=LONG_GRACE_S)
     wait_until_ready(programs)
     keeper.signal(TERM)
@@ -477,7 +479,7 @@ def test_the_end_of_a_trial_is_reported_exactly_once_if_the_trial_exits_during_a
     assert reason in ((ExitReason.JOB_LOST, ExitReason.NONZERO_EXIT) if code == 5 else (ExitReason.JOB_LOST,))
 
 
-def test_a_stop_from_the_manager_also_ends_processes_in_other_sessions(programs):
+def test_a_stop_command_of_the_manager_also_ends_processes_in_other_sessions(programs):
     keeper = start(
         programs, f"{PYTHON} daemon.py; setsid {IGNORES_SIGTERM} & sleep 1000; true", grace_s=LONG_GRACE_S
     )
@@ -643,7 +645,9 @@ def test_a_reused_job_exits_if_it_cannot_kill_a_process_of_a_trial(open_site):
 
 
 @pytest.mark.any_machine
-def test_a_process_is_reported_and_the_trial_still_ends_if_the_keeper_cannot_kill_the_process(open_site):
+def test_a_trial_ends_although_the_keeper_cannot_kill_one_of_its_processes_and_the_process_is_reported(
+    open_site,
+):
     site, as_nobody = open_site
     add_trial_of_nobody(site, f"sleep 1000 & {BECOMES_ROOT}")
     keeper = site.start_keeper(options={"prefix": as_nobody})
@@ -699,7 +703,7 @@ SPREAD_OUT = f"setsid {IGNORES_SIGTERM} & (sleep 1000 &) ; sleep 1000 | cat"
 
 
 def wait_until_spread_out(site, keeper):
-    """Wait for the shell, the process that ignores SIGTERM, two times `sleep`, and `cat`."""
+    """Wait for the shell, the process that ignores SIGTERM, two `sleep` processes, and `cat`."""
     wait_until_ready(site)
     wait_until(lambda: len(processes_of(keeper)) >= 5, "all processes of the trial run")
 

@@ -175,8 +175,10 @@ except ChildProcessError:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_keeper_without_room_for_its_guard_asks_for_room(tmp_path, processes):
-    """The guard is a fork of a fork of the keeper. The limit counts the processes of a user, here of one with no others."""
+def test_the_error_of_a_keeper_that_cannot_start_its_guard_recommends_higher_limits(tmp_path, processes):
+    """The guard is a fork of a fork of the keeper. The limit counts all processes of a user. Here, the user has no other
+    processes.
+    """
     program = f"""
 import resource
 from trial_keeper.errors import KeeperRetryableError

@@ -51,7 +51,8 @@ class Server:
     def ask(self, request, body=b"", **arguments):
         self._count += 1
         number = self._count
-        # Before the request: if the reading thread created it at the same time, each thread could have its own.
+        # The queue is created before the request is sent. Otherwise the reading thread could create another one at the same
+        # time.
         answer = self._answers[number] = Queue()
         self.process.stdin.write(frames.encode({"number": number, "request": request, **arguments}, body))
         self.process.stdin.flush()
@@ -159,7 +160,7 @@ def test_a_job_continues_after_its_server_has_ended_and_a_later_server_reports_i
     assert last.state()["exit_code"] == 3
 
 
-def test_a_job_whose_file_was_torn_by_a_power_loss_has_ended_and_hides_no_other_job(server):
+def test_a_job_whose_file_a_power_loss_has_torn_counts_as_ended_and_other_jobs_are_reported(server):
     running = server.start("other")
     Path(server.root, "jobs/job.json").write_bytes(b"")
     states = server.ask("watch", job_ids=["job", "other"]).header["jobs"]
@@ -190,13 +191,13 @@ def test_a_start_that_fails_leaves_no_exit_code_for_the_next_start(tmp_path, mon
             jobs.start("job", script, {})
     assert shells[0].wait(DEADLINE_S) == -signal.SIGKILL
     assert not (tmp_path / "job.exit").exists()
-    (tmp_path / "job.exit").write_text("1\n")  # as a shell of an earlier version left it
+    (tmp_path / "job.exit").write_text("1\n")  # as if the shell of an earlier version had left this file
     shell = jobs.start("job", script, {})
     assert shell.wait(DEADLINE_S) == 0
     assert jobs.state("job").exit_code == 5
 
 
-def test_a_job_ends_with_its_keeper_and_has_no_exit_code_if_its_shell_was_killed(server):
+def test_a_job_whose_shell_was_killed_ends_with_its_keeper_and_has_no_exit_code(server):
     pid = server.start()["pid"]
     processes.kill(processes.ProcessStat.of(pid).parent)
     release(server, 3)
@@ -204,7 +205,7 @@ def test_a_job_ends_with_its_keeper_and_has_no_exit_code_if_its_shell_was_killed
     assert (end["has_ended"], end["exit_code"]) == (True, None)
 
 
-def test_the_end_of_a_keeper_is_reported_if_it_ends_while_the_death_of_its_shell_is_handled(
+def test_the_end_of_a_keeper_is_reported_if_it_ends_while_the_server_handles_the_death_of_its_shell(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -234,7 +235,7 @@ def test_the_end_of_a_keeper_is_reported_if_it_ends_while_the_death_of_its_shell
         )
 
 
-def test_a_job_whose_files_were_removed_is_reported_no_more_and_the_server_answers(server):
+def test_the_end_of_a_job_without_files_is_not_reported_and_the_server_still_answers(server):
     pid = server.start()["pid"]
     Path(server.root, "jobs/job.json").unlink()
     processes.kill(processes.ProcessStat.of(pid).parent)
@@ -265,7 +266,7 @@ def test_a_new_server_kills_the_earlier_server_of_the_same_experiment(serve):
     assert earlier.process.wait(DEADLINE_S) == -signal.SIGKILL
 
 
-def test_no_server_is_killed_by_a_new_server_of_another_experiment_or_of_a_file_reader(serve):
+def test_a_new_server_of_another_experiment_and_a_new_file_reader_kill_no_server(serve):
     other = serve("OTHER")
     serve()
     serve("OTHER", False)
@@ -296,7 +297,7 @@ def test_received_code_with_a_wrong_digest_is_refused(serve):
     assert not os.path.exists(f"{server.root}/code.tar.gz")
 
 
-def test_a_path_is_not_read_if_it_is_a_link_or_a_pipe_in_place_of_a_file(serve, tmp_path):
+def test_links_and_pipes_are_not_read_and_paths_outside_the_experiment_are_refused(serve, tmp_path):
     server = serve()
     (tmp_path / "secret").write_text("secret")
     os.symlink(tmp_path / "secret", f"{server.root}/trials/link")

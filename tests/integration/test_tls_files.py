@@ -119,7 +119,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(running, files):
             lambda: presented(running.port) == files.certificate.read_text(),
             "new connections get the certificate",
         )
-        # Open connections stay.
+        # The renewal does not close open connections.
         assert session.get(f"{api_url(before)}/check-status", timeout=DEADLINE_S).status_code == 200
     assert running.summary()["id"] == "TESTEXPT"
     assert running.folder.held_process(running.manager.pid) == running.folder.process()

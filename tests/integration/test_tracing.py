@@ -13,7 +13,7 @@ from real_experiment import wait_until
 
 from nni_manager.engine import tracing
 
-# The trial reports, and continues when there is a file `gate`. A trial with a result above 1 then fails.
+# The trial reports a result, and waits until the file `gate` exists. A trial with a result above 1 then fails.
 TRAIN = """
 import pathlib, time
 import nni_sdk as nni
@@ -104,7 +104,7 @@ def test_a_trace_has_a_span_for_the_trial_and_a_child_span_for_each_state(a_real
         open_gate(experiment)
         trace = collector.trace()
     *states, root = [span for _, span in trace]
-    # The last state is `closing`. If it takes no time, it has no span.
+    # The state `closing` comes last. It has no span if it takes no time.
     assert [span.name for span in states][:2] == ["waiting", "running"]
     assert {span.name for span in states[2:]} <= {"closing"}
     assert {span.parent_span_id for span in states} == {root.span_id}
@@ -192,7 +192,7 @@ def test_an_experiment_runs_without_the_tracing_library_and_the_log_names_the_li
     assert "pip install 'trial-keeper[tracing]'" in log
 
 
-def test_a_collector_that_does_not_answer_delays_the_close_no_longer_than_its_limit(monkeypatch, caplog):
+def test_an_unresponsive_collector_delays_the_close_of_the_tracer_by_at_most_the_timeout(monkeypatch, caplog):
     class Silent:
         def shutdown(self):
             assert answered.wait(DEADLINE_S)

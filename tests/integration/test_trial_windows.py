@@ -61,7 +61,7 @@ def test_a_window_contains_a_range_of_the_filtered_and_sorted_trials(view):
     assert window(view, offset=10**9)["trials"] == []
 
 
-def test_a_whole_window_has_long_values_and_all_metrics_in_full(tmp_path):
+def test_a_window_with_the_option_whole_contains_uncut_values_and_all_metrics(tmp_path):
     def a_long_trial(number, now_s):
         trial = made_trial(number, now_s)
         trial.run.final = json.dumps({f"m{each}": each for each in range(40)})

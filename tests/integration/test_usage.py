@@ -10,7 +10,8 @@ from real_experiment import wait_until
 from trial_keeper.wire.messages import GpuUsage, Usage
 
 MIB = 2**20
-# Until the gate opens, the trial keeps one core busy and holds half of its memory in a child.
+# Until the gate opens, the trial keeps one core busy. One half of its memory belongs to the trial itself, the other half to its
+# child.
 GREEDY = """
 import os, signal, subprocess, sys, threading
 with open(os.environ["NNI_OUTPUT_DIR"] + "/model", "wb") as file:
@@ -29,7 +30,7 @@ child.communicate(b"\\n")
 
 
 def usage_of(site, train='open("gate").read()', least_rss_bytes=0, **options):
-    """The first usage of a trial with at least this memory. The trial runs until the gate opens."""
+    """The first reported usage with at least this much memory. The trial runs until the gate opens."""
     site.gate("gate")
     site.add_python_trial(train, **options)
     keeper = site.start_keeper()
