@@ -178,7 +178,9 @@ def test_the_manager_refuses_checkpoints_without_a_valid_keeper_signature(worksp
     assert "refused the checkpoints" in caplog.text
 
 
-def test_a_folder_that_is_closed_to_the_manager_hides_no_checkpoint_of_others(workspace, open_way):
+def test_an_attempt_folder_that_the_manager_cannot_read_hides_no_checkpoint_of_another_attempt(
+    workspace, open_way
+):
     saved(workspace, 0, "000001", settings=EARLIER)
     # Any user of the cluster may create such a folder.
     closed = workspace.attempt(AttemptKey("trial1", attempt_id(1), "main-0")).path
@@ -240,7 +242,7 @@ def test_a_checkpoint_document_without_a_signature_is_invalid(content):
         checkpoints_from_bytes(content, "EXPT", key, lambda _: "f00d")
 
 
-def test_a_signature_depends_on_neither_the_version_that_made_it_nor_the_order_of_fields():
+def test_the_signature_of_a_document_is_the_same_in_all_versions_and_for_any_order_of_fields():
     # This signature must never change: keeper and manager of an experiment may have different versions.
     signature = "c87237ca1d39a29f24bc8182114554fd3b5fe1aef16f4fe4fc158d7889163151"
     document = {"job_id": "job", "message": "größer", "checkpoints": []}

@@ -90,7 +90,7 @@ def test_nnictl_stores_tags_and_a_note_of_an_experiment_and_lists_experiments_by
     assert nnictl("experiment", "note", "TEST")[1] == "the first\n"
     assert stored(ended) == Remarks(("baseline",), "the first")
     (line,) = json.loads(nnictl("experiment", "list", "--all", "--json", "--tag", "baseline")[1])
-    # `tag` is the field that NNI's clients read.
+    # NNI's clients read the field `tag`, which has the same value as `tags`.
     assert (line["tags"], line["tag"], line["note"]) == (["baseline"], ["baseline"], "the first")
     assert nnictl("experiment", "list", "--all")[1].splitlines()[1].endswith("\tbaseline")
     out = nnictl("experiment", "list", "--all", "--tag", "baseline", "--tag", "other")[1]
@@ -174,7 +174,7 @@ def test_an_invalid_tag_or_note_is_refused_in_one_line_and_changes_nothing(nnict
         ("experiment", "save", "TEST", "--path", "saved.tar.gz"),
     ],
 )
-def test_a_change_of_tags_keeps_the_process_file_of_the_last_manager(
+def test_changing_tags_or_saving_the_experiment_keeps_the_process_file_of_the_last_manager(
     nnictl, ended, arguments, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

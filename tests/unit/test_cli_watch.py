@@ -95,7 +95,9 @@ def test_the_watch_log_gets_one_line_per_change_and_no_line_for_elapsed_time(cap
 @pytest.mark.parametrize(
     ("status", "errors"), [("ERROR", ["one"]), ("ERROR", ["one", "two", "three"]), ("STOPPED", ["one"])]
 )
-def test_each_error_of_an_experiment_is_printed_once_in_the_log_or_in_the_verdict(capsys, status, errors):
+def test_each_error_of_an_experiment_is_printed_either_in_the_log_or_in_the_final_message(
+    capsys, status, errors
+):
     ended = a_summary(status, errors=errors, counts={"FAILED": 1})
     watch._Lines().show(ended)
     said = capsys.readouterr().err.splitlines()
@@ -103,7 +105,7 @@ def test_each_error_of_an_experiment_is_printed_once_in_the_log_or_in_the_verdic
     assert ("one" in str(watch.verdict(ended))) == (status == "ERROR")
 
 
-def test_the_error_of_an_experiment_is_printed_at_once_if_its_trials_still_run(capsys):
+def test_the_error_of_an_experiment_is_printed_immediately_if_its_trials_still_run(capsys):
     watch._Lines().show(a_summary("ERROR", errors=["the tuner failed"], counts={"RUNNING": 1}))
     assert capsys.readouterr().err == "WARNING: the tuner failed\n"
 
@@ -121,7 +123,7 @@ def logged(capsys, *counts):
     [(60.0, []), (0.0, [["1/20 ended", "0 running"]])],
     ids=["it begins in a moment", "it waits for long"],
 )
-def test_the_watch_log_has_one_line_for_a_trial_end_that_is_followed_at_once_by_a_trial_start(
+def test_the_watch_log_shows_a_trial_end_and_the_next_trial_start_in_one_line_if_the_start_follows_soon(
     capsys, monkeypatch, within_s, between
 ):
     monkeypatch.setattr(watch, "_NEXT_START_TIMEOUT_S", within_s)
@@ -282,7 +284,7 @@ def test_progress_is_a_live_view_if_the_messages_go_to_a_terminal(monkeypatch):
     assert "experiment" in terminal.getvalue()
 
 
-def test_without_a_stream_for_messages_only_warnings_are_printed(capsys):
+def test_only_warnings_are_printed_if_messages_are_disabled(capsys):
     with output.messages_on(None), watch.display() as show:
         output.info("served")
         show(a_summary(counts={"RUNNING": 2}, latestFailures=[a_trial()]))

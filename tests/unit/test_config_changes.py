@@ -61,7 +61,9 @@ DEEP_SPACE = {
 }
 
 
-def test_a_search_space_that_is_nested_too_deeply_is_refused_by_its_parameter(config: ExperimentSpec) -> None:
+def test_the_error_for_a_search_space_that_is_nested_too_deeply_names_the_parameter(
+    config: ExperimentSpec,
+) -> None:
     with pytest.raises(ConfigInvalid, match="cannot use net: it is nested more than 100 levels deep"):
         changed(config, "SEARCH_SPACE", {"searchSpace": DEEP_SPACE})
     with pytest.raises(ChangeInvalid, match="is nested more than 100 levels deep; send"):
@@ -75,7 +77,7 @@ def test_a_search_space_that_is_nested_too_deeply_is_refused_by_its_parameter(co
         ({"parameter": PARAMETERS, "value": {"default": 1, "curve": DEEP_OPTION}}, "value"),
     ],
 )
-def test_imported_data_that_is_nested_too_deeply_is_refused_by_its_key(entry: Any, key: str) -> None:
+def test_the_error_for_imported_data_that_is_nested_too_deeply_names_the_key(entry: Any, key: str) -> None:
     with pytest.raises(
         ConfigInvalid, match=rf"cannot use \[0\].{key}: it is nested more than 100 levels deep"
     ):
@@ -226,7 +228,7 @@ def test_imported_parameters_are_accepted_only_in_the_form_that_the_tuner_propos
 
 
 @pytest.mark.parametrize("tuner", ["TPE", "Hyperband", "PBTTuner", "my_tuner.Own"])
-def test_parameters_that_another_tuner_has_added_are_not_imported(tuner: str) -> None:
+def test_parameters_that_an_earlier_tuner_has_added_are_removed_from_imported_results(tuner: str) -> None:
     added = {"TRIAL_BUDGET": 9, "load_checkpoint_dir": "/a", "save_checkpoint_dir": "/b"}
     entry = {"parameter": PARAMETERS | added, "value": 1}
     assert results_of([entry], SPACE, tuner) == [PriorResult(PARAMETERS, 1.0, "1")]

@@ -76,7 +76,7 @@ def test_config_check_warns_of_missing_gpus_and_programs_for_local_trials(nnictl
     ],
     ids=["unknown user", "date as key", "date", "date in an argument"],
 )
-def test_config_check_names_what_is_no_json_and_whose_home_is_unknown(
+def test_config_check_shows_values_that_are_not_json_and_home_folders_of_unknown_users(
     nnictl, here, changes, expected_code, error
 ):
     document = {
@@ -181,7 +181,7 @@ def test_every_error_of_an_invalid_file_is_reported_and_the_exit_code_is_one(nni
         ),
     ],
 )
-def test_config_check_and_create_refuse_a_claim_without_a_name(nnictl, here, file, name, expected):
+def test_config_check_and_create_refuse_a_volume_claim_without_a_name(nnictl, here, file, name, expected):
     text = (here / file).read_text()
     assert name in text
     (here / "claim.yml").write_text(text.replace(name, ""))

@@ -99,7 +99,7 @@ def test_a_single_objective_sets_the_mode_of_tuner_and_assessor(read) -> None:
         ({"constraints": [{"metric": "size_mb", "at_most": True}]}, "cannot use constraints[0].atMost"),
     ],
 )
-def test_contradictory_objectives_are_one_error_with_a_remedy(read, keys, message: str) -> None:
+def test_invalid_objectives_or_constraints_cause_one_error_with_a_remedy(read, keys, message: str) -> None:
     with pytest.raises(ConfigInvalid) as refused:
         read(**keys)
     assert message in str(refused.value)

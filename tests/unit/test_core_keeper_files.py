@@ -1,4 +1,4 @@
-"""The keeper's decisions about truncated, rewritten and large files, and the size of metrics at a stop."""
+"""The keeper's decisions about truncated, rewritten and large files, and the size of the metrics when a trial is stopped."""
 
 import pytest
 from simulated_keeper import (
@@ -124,7 +124,7 @@ STOPS = [
 
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: type(stop).__name__)
 @pytest.mark.parametrize("code", [0, 143])
-def test_the_end_report_contains_the_metrics_size_before_the_stop(
+def test_the_end_report_contains_the_metrics_size_when_the_stop_was_requested(
     simulated: SimulatedKeeper, stop: Event, code: int
 ) -> None:
     simulated.running()
@@ -138,7 +138,7 @@ def test_the_end_report_contains_the_metrics_size_before_the_stop(
     assert (end.metrics_size_at_stop, end.exit_code) == (100, code)
 
 
-def test_the_end_report_has_no_metrics_size_at_a_stop_if_the_trial_was_not_stopped(
+def test_the_end_report_of_a_trial_that_was_not_stopped_has_no_metrics_size_at_stop(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()
@@ -146,7 +146,7 @@ def test_the_end_report_has_no_metrics_size_at_a_stop_if_the_trial_was_not_stopp
     assert end.metrics_size_at_stop is None
 
 
-def test_a_later_truncation_does_not_reduce_the_reported_metrics_size_at_the_stop(
+def test_a_truncation_before_the_stop_request_does_not_reduce_the_reported_metrics_size_at_stop(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()

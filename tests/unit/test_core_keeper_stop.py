@@ -1,4 +1,4 @@
-"""The keeper's decisions about a stop: notice, SIGTERM, SIGKILL."""
+"""The keeper's decisions when a trial is stopped: stop notice, SIGTERM and SIGKILL."""
 
 import pytest
 from simulated_keeper import KEY, REUSED, SimulatedKeeper, durable, end_in, exited, grew
@@ -18,7 +18,9 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_a_stop_sends_sigterm_first_and_sigkill_after_the_grace_period(simulated: SimulatedKeeper) -> None:
+def test_a_stop_command_causes_sigterm_first_and_sigkill_after_the_grace_period(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running()
     assert simulated.at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED)) == [SignalTrial(KEY, kill=False)]
     assert simulated.keeper.next_deadline_s == 110
@@ -105,13 +107,13 @@ def test_a_second_signal_ends_the_grace_period(simulated: SimulatedKeeper) -> No
     assert end_in(simulated.at(111, exited(None, 9))).reason is ExitReason.JOB_LOST
 
 
-def test_a_signal_after_a_stop_message_counts_as_the_first_signal(simulated: SimulatedKeeper) -> None:
+def test_a_signal_after_a_stop_command_counts_as_the_first_signal(simulated: SimulatedKeeper) -> None:
     simulated.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
     assert simulated.at(101, SignalReceived(15)) == []
     assert simulated.at(102, SignalReceived(15)) == [SignalTrial(KEY, kill=True)]
 
 
-def test_a_second_stop_does_not_change_the_stop_reason_or_the_grace_period(
+def test_a_second_stop_command_changes_neither_the_stop_reason_nor_the_grace_period(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
@@ -121,7 +123,7 @@ def test_a_second_stop_does_not_change_the_stop_reason_or_the_grace_period(
     assert end_in(simulated.at(111, exited(None, 9))).reason is ExitReason.EARLY_STOPPED
 
 
-def test_a_command_that_exits_with_0_after_a_stop_keeps_the_stop_reason(
+def test_a_trial_that_exits_with_0_after_a_stop_command_keeps_the_stop_reason(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
@@ -130,7 +132,7 @@ def test_a_command_that_exits_with_0_after_a_stop_keeps_the_stop_reason(
     assert simulated.at(102, durable(closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_stop_after_the_trial_end_has_no_effect(simulated: SimulatedKeeper) -> None:
+def test_a_stop_command_after_the_trial_end_has_no_effect(simulated: SimulatedKeeper) -> None:
     simulated.running().at(1, exited(1))
     assert simulated.at(2, StopTrial("abcde", ExitReason.STOPPED_BY_USER)) == []
     assert simulated.at(3, durable(closed=True)) == [ExitKeeper(1)]
@@ -164,7 +166,7 @@ def test_a_signal_ends_a_keeper_that_has_no_trial() -> None:
     assert ExitKeeper(0) in SimulatedKeeper(REUSED).at(0, SignalReceived(15))
 
 
-def test_a_stop_signal_ends_the_trial_even_if_there_is_no_connection(simulated: SimulatedKeeper) -> None:
+def test_a_signal_ends_the_trial_even_if_the_keeper_has_no_connection(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     assert simulated.at(1, SignalReceived(2)) == [SignalTrial(KEY, kill=False)]
     assert simulated.at(11, TimerFired()) == [SignalTrial(KEY, kill=True)]

@@ -35,7 +35,7 @@ def test_an_event_without_a_transition_raises_an_error(state: LinkState, event: 
             link.apply(event, 0.0)
 
 
-def test_a_new_keeper_connects_at_once() -> None:
+def test_a_new_keeper_connects_immediately() -> None:
     assert Link().is_due(0.0)
 
 
@@ -95,7 +95,7 @@ def test_the_method_reset_backoff_restores_the_first_retry_delay() -> None:
     assert link.retry_at_s == 50.0 + FIRST_RETRY_S
 
 
-def test_the_link_retries_at_once_after_the_manager_moved() -> None:
+def test_the_link_retries_immediately_after_the_manager_moved() -> None:
     link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5)
     assert not link.is_due(1.0)
     link.apply(LinkEvent.MANAGER_MOVED, 1.0)

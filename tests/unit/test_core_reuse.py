@@ -174,7 +174,7 @@ def test_the_first_queued_trial_is_prewarmed_while_another_trial_runs(
     assert not any(isinstance(effect, PrewarmTrial) for effect in effects)
 
 
-def test_a_keeper_has_a_deep_queue_only_while_several_trials_are_queued(
+def test_the_queue_of_a_keeper_counts_as_deep_only_while_several_trials_are_queued(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.runs("first")
@@ -231,7 +231,9 @@ def test_a_revoke_of_an_unknown_trial_is_acknowledged(simulated: SimulatedReused
     )
 
 
-def test_a_keeper_reports_idle_after_a_stop_of_an_unknown_trial(simulated: SimulatedReusedKeeper) -> None:
+def test_an_idle_keeper_reports_idle_after_a_stop_command_for_an_unknown_trial(
+    simulated: SimulatedReusedKeeper,
+) -> None:
     assert simulated.at(1, StopTrial("other", ExitReason.STOPPED_BY_USER)) == [IDLE]
     simulated.runs("first")
     assert simulated.at(2, StopTrial("other", ExitReason.STOPPED_BY_USER)) == []
@@ -323,7 +325,7 @@ def test_a_keeper_starts_no_further_trial_after_a_preemption_notice(simulated: S
     assert simulated.closes("first") == [ReleaseAttempt(key_of("first")), ExitKeeper(0)]
 
 
-def test_bytes_that_are_found_after_an_attempt_was_closed_are_ignored(
+def test_growth_of_a_stream_after_its_attempt_was_closed_is_ignored(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.runs("first")
@@ -362,7 +364,7 @@ def test_a_failed_preparation_ends_the_trial_with_a_reason_and_afterwards_ends_t
     assert simulated.closes("first")[-1] == ExitKeeper(KeeperExit.TAINTED)
 
 
-def test_a_stop_of_a_trial_does_not_end_its_job(simulated: SimulatedReusedKeeper) -> None:
+def test_a_stop_command_for_a_trial_does_not_end_its_job(simulated: SimulatedReusedKeeper) -> None:
     simulated.runs("first")
     assert simulated.at(2, StopTrial("first", ExitReason.EARLY_STOPPED)) == [
         SignalTrial(key_of("first"), kill=False)
@@ -370,7 +372,7 @@ def test_a_stop_of_a_trial_does_not_end_its_job(simulated: SimulatedReusedKeeper
     assert simulated.exits("first")[-1] == IDLE
 
 
-def test_a_stop_of_a_trial_that_has_ended_is_ignored(simulated: SimulatedReusedKeeper) -> None:
+def test_a_stop_command_for_a_trial_that_has_ended_is_ignored(simulated: SimulatedReusedKeeper) -> None:
     simulated.runs("first")
     simulated.exits("first")
     simulated.runs("second")

@@ -107,7 +107,7 @@ def a_trial_that_lost_task_2(reporter: str, *, is_final: bool, **limits: int):
 
 
 @pytest.mark.parametrize("reporter", ["worker-0", "worker-2"])
-def test_a_trial_succeeds_with_its_job_although_a_task_that_the_policy_can_spare_was_lost(
+def test_a_trial_succeeds_with_its_job_if_the_completion_policy_tolerates_the_lost_task(
     reporter: str,
 ) -> None:
     search = a_trial_that_lost_task_2(reporter, is_final=True)

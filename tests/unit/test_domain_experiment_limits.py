@@ -31,7 +31,9 @@ def test_running_trials_finish_and_no_further_trials_are_requested_after_the_tim
     assert search.experiment.budget.duration_s(500) == 100
 
 
-def test_no_end_time_is_scheduled_if_the_time_limit_is_unset_or_has_expired_or_has_not_started() -> None:
+def test_no_end_time_is_scheduled_if_the_time_limit_is_unset_or_expired_or_if_the_manager_is_not_ready() -> (
+    None
+):
     search = new_search(concurrency=1, max_duration_s=60)
     search.suggest()
     search.now_s = 60
@@ -50,7 +52,7 @@ def test_parameters_that_were_requested_before_the_time_limit_still_become_a_tri
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
-def test_the_time_limit_excludes_the_time_between_a_stop_and_a_resume() -> None:
+def test_the_time_limit_excludes_the_time_between_a_tuner_failure_and_the_resume() -> None:
     search = new_search(max_duration_s=100)
     search.now_s = 30
     search.handle(TunerFailed("boom", was_asked=True))
@@ -79,7 +81,9 @@ def test_a_higher_trial_limit_restarts_an_experiment_that_is_done(raised) -> Non
     assert (search.state, search.finishes) == (ExperimentState.DONE, 2)
 
 
-def test_time_does_not_count_between_the_end_of_an_experiment_and_a_raise_of_its_time_limit() -> None:
+def test_the_time_limit_excludes_the_time_between_the_end_of_an_experiment_and_an_increase_of_the_limit() -> (
+    None
+):
     search = new_search(concurrency=1, max_trials=None, max_duration_s=60)
     search.start(search.suggest())
     search.now_s = 70
@@ -135,7 +139,7 @@ def test_a_new_search_space_restarts_an_experiment_with_an_exhausted_tuner() -> 
     assert (search.state, search.requests) == (ExperimentState.RUNNING, [1])
 
 
-def test_answers_that_arrive_after_the_concurrency_was_lowered_wait_for_a_free_slot() -> None:
+def test_parameters_that_arrive_after_the_concurrency_was_lowered_wait_for_a_free_slot() -> None:
     search = new_search(concurrency=4, max_trials=4)
     search.suggest()
     search.limit(concurrency=1)

@@ -64,7 +64,7 @@ def test_fail_fast_allows_any_number_of_failures_after_a_success(state):
         (TrialState.USER_CANCELED, ExitReason.STOPPED_BY_USER),
     ],
 )
-def test_fail_fast_ignores_cluster_failures_and_user_stops(state, reason):
+def test_fail_fast_ignores_failures_of_the_cluster_and_trials_stopped_by_the_user(state, reason):
     failures = FailFast()
     assert [failures.note(a_trial(state, reason), 1) for _ in range(3)] == [""] * 3
     assert failures.note(a_trial(), 1) != ""

@@ -54,7 +54,7 @@ def test_a_job_that_reports_idle_too_early_becomes_idle_when_its_trial_ends() ->
 
 
 @pytest.mark.parametrize("assign", [Jobs.give, Jobs.prefetch], ids=["given", "prefetched"])
-def test_an_idle_report_from_before_a_trial_was_assigned_does_not_make_the_job_idle_after_the_trial(
+def test_an_idle_report_from_before_the_assignment_of_a_trial_is_ignored_after_the_trial(
     assign,
 ) -> None:
     jobs = Jobs()
@@ -157,7 +157,7 @@ def test_the_start_of_a_trial_cancels_the_pending_revoke_of_the_trial(jobs: Jobs
     assert (job.revoking_ids, jobs.revoke(0)) == (set(), [])
 
 
-def test_an_idle_report_from_before_the_start_of_a_revoked_trial_does_not_make_the_job_idle_after_the_trial(
+def test_an_idle_report_from_before_the_start_of_a_trial_being_revoked_is_ignored_after_the_trial(
     jobs: Jobs,
 ) -> None:
     job = jobs.live["env-0"]
@@ -172,7 +172,7 @@ def test_an_idle_report_from_before_the_start_of_a_revoked_trial_does_not_make_t
     assert job.state is JobState.IDLE
 
 
-def test_trials_are_revoked_after_a_job_ended_during_its_revoke(jobs: Jobs) -> None:
+def test_trials_of_another_job_can_be_revoked_after_a_job_ended_with_a_pending_revoke(jobs: Jobs) -> None:
     assert jobs.revoke(1) == [(jobs.live["env-0"], "t3")]
     jobs.end("env-0")
     busy = jobs.live["env-1"]
@@ -181,7 +181,7 @@ def test_trials_are_revoked_after_a_job_ended_during_its_revoke(jobs: Jobs) -> N
     assert jobs.revoke(0) == [(busy, "t5")]
 
 
-def test_trials_that_a_keeper_skipped_are_revoked_in_reverse_order(jobs: Jobs) -> None:
+def test_trials_that_a_keeper_has_not_received_are_revoked_in_reverse_order(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     for trial_id in ("t2", "t3"):
         jobs.note_started("env-0", trial_id)

@@ -87,7 +87,7 @@ def test_a_long_result_dict_is_shortened_to_its_numbers() -> None:
     assert truncate_for_display(json.dumps(many)) is None
 
 
-def test_trackers_receive_a_bool_of_a_result_as_a_number():
+def test_trackers_receive_booleans_in_a_result_as_numbers():
     assert numbers('{"default": true, "inner": {"ok": false}, "note": "x"}') == {
         "default": 1.0,
         "inner/ok": 0.0,
@@ -132,7 +132,7 @@ def test_the_hint_for_a_result_without_a_default_names_the_first_metric_with_a_n
     assert bool(hint) == bool(named)
 
 
-def test_the_numbers_of_a_dict_that_is_not_json_or_too_long_are_not_shown():
+def test_no_numbers_are_extracted_from_a_result_that_is_too_long_or_not_a_json_dict():
     def numbers_of(text):
         return numbers_in(text, 20, (), without_default=True)
 
@@ -142,7 +142,7 @@ def test_the_numbers_of_a_dict_that_is_not_json_or_too_long_are_not_shown():
     assert numbers_of(longest.replace("x", "xx", 1)) == numbers_of("{") == numbers_of("0.5") == {}
 
 
-def test_a_result_with_a_long_list_has_its_numbers():
+def test_the_numbers_of_a_result_are_extracted_even_if_it_contains_a_long_list():
     text = json.dumps({"predictions": [0.5] * 20_000, "loss": 1, "default": 2})
     for _ in range(2):
         assert numbers_in(text, 20, ("loss",), without_default=True) == {"loss": 1}

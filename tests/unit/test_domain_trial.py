@@ -164,7 +164,7 @@ def with_result(a_trial, stop_reason: ExitReason | None, final_offset: int | Non
 
 @pytest.mark.parametrize("reason", STOPPED)
 @pytest.mark.parametrize("code", [0, 1, 137, 143])
-def test_a_trial_succeeds_if_it_reported_a_final_result_before_the_stop(
+def test_a_trial_succeeds_if_it_reported_a_final_result_before_the_stop_request(
     a_trial, reason: ExitReason, code: int
 ) -> None:
     trial = with_result(a_trial, reason)
@@ -182,7 +182,7 @@ def test_a_trial_succeeds_if_it_reported_a_final_result_before_the_stop(
 
 @pytest.mark.parametrize(("reason", "state"), STOPPED.items())
 @pytest.mark.parametrize("size", [None, 0, 100])
-def test_a_stopped_trial_keeps_a_final_result_that_arrives_after_the_stop(
+def test_a_stopped_trial_keeps_a_final_result_that_it_reported_after_the_stop_request(
     a_trial, reason: ExitReason, state: TrialState, size: int | None
 ) -> None:
     trial = with_result(a_trial, reason)
@@ -217,7 +217,7 @@ def test_the_result_of_a_lost_trial_is_kept_only_if_a_stop_was_requested(
     assert trial.result == result
 
 
-def test_the_metrics_size_at_the_stop_comes_from_the_reporting_task(a_trial) -> None:
+def test_the_state_of_a_stopped_trial_depends_on_the_metrics_size_of_its_reporting_task(a_trial) -> None:
     other = AttemptKey("abcde", attempt_id(0), "other")
     for sizes, state in (((101, 0), TrialState.SUCCEEDED), ((0, 101), TrialState.EARLY_STOPPED)):
         trial = with_result(a_trial, ExitReason.EARLY_STOPPED)
@@ -300,7 +300,7 @@ def test_a_trial_never_ends_before_its_start_even_if_clocks_disagree(
     assert ended.run.ended_at_s >= ended.run.started_at_s
 
 
-def test_the_current_attempt_of_a_task_is_the_latest_started_attempt(a_trial) -> None:
+def test_an_attempt_is_current_unless_a_later_attempt_of_its_task_has_started(a_trial) -> None:
     assert a_trial().is_current(FIRST)
     trial = a_trial(state=R, attempt=1)
     assert [trial.is_current(AttemptKey("abcde", attempt_id(attempt), "main")) for attempt in (0, 1, 2)] == [
@@ -334,7 +334,7 @@ def test_a_new_attempt_resets_all_fields_of_the_previous_attempt(a_trial) -> Non
     assert trial == fresh
 
 
-def test_the_fields_of_the_previous_attempt_are_reset_by_an_attempt_that_could_not_start(a_trial) -> None:
+def test_an_attempt_that_could_not_start_resets_the_fields_of_the_previous_attempt(a_trial) -> None:
     trial = a_trial(0, SPENT, state=R)
     trial.registered.register(SECOND)
     trial.finished(an_end(ExitReason.COULD_NOT_START, 104, SECOND, "no bash"))
@@ -382,7 +382,7 @@ def test_the_first_attempt_after_a_resume_resets_the_fields_of_a_lost_attempt(a_
     assert stored.run.started_at_s == 130.0
 
 
-def test_a_resume_describes_the_attempt_of_the_run_until_a_newer_attempt_starts(a_trial) -> None:
+def test_a_resumed_trial_keeps_the_attempt_of_its_run_until_a_newer_attempt_starts(a_trial) -> None:
     trial = a_trial(0, SPENT, state=C)
     registered = trial.registered
     registered.register(SECOND)
@@ -393,7 +393,7 @@ def test_a_resume_describes_the_attempt_of_the_run_until_a_newer_attempt_starts(
     assert trial.run.final is None
 
 
-def test_a_resume_restores_which_attempts_are_lost_and_describes_the_latest(a_trial) -> None:
+def test_a_resumed_trial_has_its_latest_attempt_and_the_lost_attempts_stay_lost(a_trial) -> None:
     trial = a_trial(1, SPENT, state=R)
     registered = Attempts()
     for key in (FIRST, SECOND):
@@ -429,7 +429,7 @@ def test_a_lost_attempt_is_replaced_even_if_the_clock_of_the_next_attempt_is_beh
     )
 
 
-def test_the_end_of_a_lost_trial_is_when_the_loss_was_found_if_its_start_was_not_received(a_trial) -> None:
+def test_a_lost_trial_whose_start_was_not_received_ends_when_the_loss_was_detected(a_trial) -> None:
     trial = a_trial(0, {"started_at_s": 110.0}, state=R)
     trial.gone(ExitReason.JOB_LOST, "gone", 150.0, 7.0)
     assert (trial.run.started_at_s, trial.run.ended_at_s) == (110.0, 150.0)

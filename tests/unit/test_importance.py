@@ -52,14 +52,14 @@ def test_nested_parameters_have_separate_importances():
     assert min(found.shares, key=found.shares.get) == "flag"
 
 
-def test_importances_are_those_for_the_best_trials_in_the_direction_of_the_search():
-    # The largest values differ by `a`, and the smallest ones by `b`.
+def test_importances_refer_to_the_best_trials_in_the_direction_of_the_search():
+    # The highest results depend on `a` only, and the lowest results on `b` only.
     given = list(results(200, lambda p: max(p["a"], 0) + min(p["b"], 0), a=uniform, b=uniform))
     for maximize, first in ((True, "a"), (False, "b")):
         assert next(iter(importance_of(given, "default", maximize=maximize).shares)) == first
 
 
-def test_a_parameter_over_orders_of_magnitude_is_compared_on_a_logarithmic_scale():
+def test_a_parameter_with_values_of_many_orders_of_magnitude_is_compared_on_a_logarithmic_scale():
     # On a linear scale, 99 % of these values of `lr` are about the same.
     found = importance_of(
         results(
