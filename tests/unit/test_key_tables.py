@@ -44,8 +44,8 @@ def chosen(platform: str, words: str) -> Iterator[tuple[Key, str]]:
 
 def row(key: Key, v1: str) -> str:
     declared = key.declared
-    # In a path, the key of a role follows a role name or a list index. All roles have the same keys, so the table shows only the
-    # rest of the path.
+    # The path of a role's key contains the name or the index of the role. The table shows only the part after it, because all
+    # roles have the same keys.
     is_of_role = key.path[:1] == SERVICE and key.path[1:2] != ("storage",) and len(key.path) > 2
     v2 = key_of(key.path[2 + (EACH in key.path) :] if is_of_role else key.path)
     about = declared.about + (f" (since {declared.since}, not in NNI)" if declared.since else "")

@@ -166,13 +166,13 @@ TAINTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTa
 @pytest.mark.parametrize(
     ("pod", "is_lost"),
     [
-        (a_pod(conditions=[UNREADY]), False),  # e.g. a failing readiness probe
+        (a_pod(conditions=[UNREADY]), False),  # the cause may be a failing readiness probe
         (a_pod(conditions=[UNREADY, TAINTED]), True),
-        (a_pod(conditions=[TAINTED]), False),  # its node reports, and ends it
+        (a_pod(conditions=[TAINTED]), False),  # its node still reports, and ends the pod itself
         (a_pod(conditions=[UNREADY, disruption("EvictionByEvictionAPI")]), False),
         (a_pod("Failed", 143, conditions=[UNREADY, TAINTED]), False),
-        (a_pod(conditions=[UNREADY], deleted="1970-01-01T00:00:30Z"), True),  # until 00:01:15
-        (a_pod(conditions=[UNREADY], deleted=AT), False),  # until 2026
+        (a_pod(conditions=[UNREADY], deleted="1970-01-01T00:00:30Z"), True),  # should have ended at 00:01:15
+        (a_pod(conditions=[UNREADY], deleted=AT), False),  # must end in 2026
     ],
 )
 def test_a_node_counts_as_lost_without_an_event_if_its_pod_should_have_ended(pod, is_lost):
@@ -197,7 +197,7 @@ def test_a_node_that_fails_while_it_pulls_the_image_of_a_pod_counts_as_lost(pod,
     assert observed.node_warning("aB3dE") == ("node n1 is not ready" if is_lost else "")
 
 
-def test_an_event_about_the_node_of_an_earlier_pod_does_not_concern_a_pending_pod_of_its_name():
+def test_an_event_about_the_node_of_an_earlier_pod_does_not_affect_a_pending_pod_with_the_same_name():
     observed = an_observer(now_s=100.0)
     event = {"reason": "NodeNotReady", "involvedObject": {"name": "EXPT-worker-0", "uid": "earlier"}}
     observed.warnings.take(event | {"metadata": {"uid": "e"}})
@@ -207,7 +207,7 @@ def test_an_event_about_the_node_of_an_earlier_pod_does_not_concern_a_pending_po
     assert observed.node_warning("aB3dE") == ""
 
 
-def test_a_pending_pod_that_somebody_deleted_is_not_one_of_a_lost_node():
+def test_the_end_of_a_pending_pod_that_another_client_deleted_is_not_attributed_to_a_lost_node():
     observed = an_observer(now_s=100.0)
     pod = a_pod("Pending", deleted="1970-01-01T00:00:30Z") | {"spec": {"nodeName": "n1"}}
     store(observed, pod)
@@ -258,7 +258,7 @@ def of_task(pod, name, created, index="0"):
 def test_a_replaced_pod_does_not_determine_the_end_of_its_job(is_gone_first):
     observed = an_observer()
     old = of_task(a_pod("Failed", 143, deleted=BEFORE), "p-a", BEFORE)
-    # Its operator deletes it as well, so the time of its end does not distinguish it.
+    # The operator deletes the new pod as well, so the deletion does not distinguish it from the old pod.
     new = of_task(a_pod("Failed", 3, deleted=AFTER), "p-b", AFTER)
     store(observed, old, is_gone=is_gone_first)
     store(observed, new)
@@ -271,7 +271,7 @@ def test_a_replaced_pod_does_not_determine_the_end_of_its_job(is_gone_first):
     assert (end.exit_code, end.is_explained) == (3, False)
 
 
-def test_a_gone_pod_of_another_task_is_kept():
+def test_a_deleted_pod_still_counts_if_the_newer_pod_belongs_to_another_task():
     observed = an_observer()
     store(observed, of_task(a_pod("Failed", 3), "p-0-a", BEFORE), is_gone=True)
     store(observed, of_task(a_pod(), "p-1-a", AFTER, index="1"))
@@ -293,7 +293,7 @@ FAILED = RUNS | {"status": {"conditions": [{"type": "Failed", "status": "True"}]
         (a_pod("Pending"), FAILED, False),
     ],
 )
-def test_a_job_has_a_new_pod_only_if_the_pod_can_run(pod, resource, has_new):
+def test_a_replacement_pod_counts_as_new_only_if_it_can_run(pod, resource, has_new):
     observed = an_observer()
     observed.resources["job"] = resource
     store(observed, of_task(a_pod("Failed", 143, deleted=BEFORE), "p-a", BEFORE))
@@ -302,7 +302,7 @@ def test_a_job_has_a_new_pod_only_if_the_pod_can_run(pod, resource, has_new):
     assert observed.has_new_pod("aB3dE", "job") is has_new
 
 
-def test_the_only_pod_of_a_job_is_not_a_new_one():
+def test_the_only_pod_of_a_task_does_not_count_as_new():
     observed = an_observer()
     observed.resources["job"] = RUNS
     store(observed, of_task(a_pod(), "p-a", BEFORE))

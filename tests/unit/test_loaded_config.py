@@ -12,7 +12,7 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.experiment import AliasHint, ExperimentConfig
 from nni_manager.experiment.aliases import NoSuchField
 
-# A configuration in Python lacks these keys, or stores them in another field.
+# Comparisons omit these fields, because a configuration in Python lacks them or stores them in another field.
 ELSEWHERE = ("author_name", "config_path", "expansions", "warnings", "schema")
 
 

@@ -51,7 +51,7 @@ def test_a_source_with_a_failed_or_pending_login_is_never_dropped(monkeypatch):
     asyncio.run(scenario())
 
 
-def test_a_waiting_login_is_checked_against_the_password_of_the_time_of_its_check(monkeypatch):
+def test_a_waiting_login_is_checked_against_the_password_that_is_valid_at_the_time_of_the_check(monkeypatch):
     monkeypatch.setattr(login_throttle, "FAILURE_COOLDOWN_S", 0.01)
     users = {"ada": USER}
 
@@ -62,7 +62,7 @@ def test_a_waiting_login_is_checked_against_the_password_of_the_time_of_its_chec
             asyncio.ensure_future(throttle.check("ada", password, "10.0.0.1"))
             for password in ("the password", "another password")
         ]
-        await asyncio.sleep(0)  # all three have entered the throttle
+        await asyncio.sleep(0)  # now all three logins are in the throttle
         users["ada"] = new_user("ada", "another password", is_admin=False)
         await guessing
         refused, accepted = await asyncio.gather(*waiting, return_exceptions=True)

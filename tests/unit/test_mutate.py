@@ -80,7 +80,7 @@ def test_the_seed_determines_the_sample_of_mutants(tmp_path):
     assert mutant_finder.sampled(tmp_path, ["."], 1000, 1, only="other") == []
 
 
-def test_the_explanation_of_a_surviving_mutant_is_assigned_to_the_mutants_file_and_changed_line():
+def test_the_explanation_of_a_surviving_mutant_is_found_by_its_file_and_changed_line():
     text = "# why\n\nm.py\n- a < b\n+ a <= b\nBoth are\nthe same.\n\nn.py\n- a\n+ b\nNo.\n"
     assert mutate.explanations(text) == {
         ("m.py", "a < b", "a <= b"): "Both are the same.",
@@ -229,7 +229,7 @@ def test_a_mutant_is_killed_in_a_fork_by_the_test_that_fails(verdict_of):
     assert verdict_of("return number > 0", "return None") == ("killed", "test_small.py::test_numbers")
 
 
-def test_a_mutant_survives_the_forks_if_no_test_fails(verdict_of):
+def test_a_mutant_survives_in_forks_if_no_test_fails(verdict_of):
     assert verdict_of("return number > 0", "return number > 1") == ("survived", "")
 
 
@@ -244,7 +244,7 @@ def test_a_test_that_ends_its_process_kills_the_mutant(verdict_of):
     )
 
 
-def test_a_test_that_fails_alone_without_a_mutant_kills_no_mutant_in_a_fork(verdict_of):
+def test_a_test_that_fails_without_a_mutant_when_it_runs_alone_kills_no_mutant_in_a_fork(verdict_of):
     assert verdict_of("number + 1", "return None") == ("unjudged", "")
 
 
@@ -252,7 +252,7 @@ def test_a_mutant_is_not_judged_in_a_fork_if_no_passing_test_executes_it(verdict
     assert verdict_of("number + 3", "return None") == ("unjudged", "")
 
 
-def test_a_survivor_of_the_forks_counts_as_unjudged_if_a_failing_test_executes_it(verdict_of):
+def test_a_mutant_that_survives_in_forks_is_unjudged_if_a_failing_test_executes_it(verdict_of):
     assert verdict_of("number + 4", "return None") == ("unjudged", "")
 
 

@@ -60,7 +60,7 @@ def is_given_up(folder, recipient):
 @pytest.mark.parametrize(
     ("status", "is_final"), [(400, True), (404, True), (429, False), (499, True), (500, False), (503, False)]
 )
-def test_a_webhook_is_tried_again_only_if_its_status_says_that_it_is_overloaded_or_broken(
+def test_a_delivery_to_a_webhook_is_retried_only_after_a_status_for_overload_or_a_server_error(
     tmp_path, status, is_final
 ):
     with a_webhook(status, status) as webhook:
@@ -79,7 +79,7 @@ def test_a_webhook_is_tried_again_only_if_its_status_says_that_it_is_overloaded_
         ("m%C3%BC:p%3Aw@", "it", "me", True),
     ],
 )
-def test_a_mail_server_is_tried_again_only_if_its_answer_is_temporary(
+def test_a_delivery_to_a_mail_server_is_retried_only_after_a_temporary_error(
     tmp_path, login, sender, email, is_final
 ):
     with a_mail_server() as (mails, port):
@@ -92,7 +92,7 @@ def test_a_mail_server_is_tried_again_only_if_its_answer_is_temporary(
         assert mails.received.empty()
 
 
-def test_a_login_that_would_be_readable_on_the_network_is_not_tried_again(tmp_path):
+def test_a_delivery_that_would_send_a_login_unencrypted_is_not_retried(tmp_path):
     with a_mail_server("127.0.0.2") as (mails, port):
         recipient = {"email": "me@example.com", "smtp": f"smtp://me:p%3Aw@127.0.0.2:{port}"}
         assert is_given_up(tmp_path, recipient)
@@ -106,7 +106,7 @@ def test_a_login_that_would_be_readable_on_the_network_is_not_tried_again(tmp_pa
         {"email": "me@example.com", "sender": "it@example.com", "smtp": "smtp://127.0.0.1:{}"},
     ],
 )
-def test_a_recipient_that_cannot_be_reached_is_tried_again(tmp_path, unused_port, recipient):
+def test_a_delivery_to_an_unreachable_recipient_is_retried(tmp_path, unused_port, recipient):
     recipient = {key: value.format(unused_port) for key, value in recipient.items()}
     assert not is_given_up(tmp_path, recipient)
 
@@ -115,12 +115,12 @@ def test_a_failed_command_is_not_run_again(tmp_path):
     assert is_given_up(tmp_path, {"command": "exit 3"})
 
 
-def test_a_command_that_cannot_be_started_is_not_tried_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))  # without bash
+def test_a_command_that_cannot_be_started_is_not_retried(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no bash is on this path
     assert is_given_up(tmp_path, {"command": "true"})
 
 
-def test_the_problem_of_a_recipient_is_gone_once_it_was_notified(tmp_path):
+def test_the_problem_of_a_recipient_disappears_after_a_successful_delivery(tmp_path):
     async def scenario(notifier, deliveries):
         notifier.note_state(ExperimentState.DONE, "")
         await problem_of(notifier)
@@ -132,7 +132,7 @@ def test_the_problem_of_a_recipient_is_gone_once_it_was_notified(tmp_path):
         run_notifier(tmp_path, [{"webhook": webhook.url}], scenario)
 
 
-def test_a_recipient_that_stays_unavailable_is_tried_again_for_an_hour(tmp_path, monkeypatch):
+def test_a_delivery_to_an_unavailable_recipient_is_retried_for_an_hour(tmp_path, monkeypatch):
     async def scenario(notifier, deliveries):
         notifier.note_state(ExperimentState.DONE, "")
         await asyncio.gather(*deliveries)
@@ -146,7 +146,7 @@ def test_a_recipient_that_stays_unavailable_is_tried_again_for_an_hour(tmp_path,
         run_notifier(tmp_path, [{"webhook": webhook.url}], scenario)
 
 
-def test_a_notifier_that_closes_tries_an_unavailable_recipient_at_once_for_the_last_time(
+def test_close_immediately_retries_the_delivery_to_an_unavailable_recipient_for_the_last_time(
     tmp_path, monkeypatch
 ):
     async def scenario(notifier, deliveries):
@@ -162,7 +162,9 @@ def test_a_notifier_that_closes_tries_an_unavailable_recipient_at_once_for_the_l
         run_notifier(tmp_path, [{"webhook": webhook.url}], scenario)
 
 
-def test_a_webhook_that_does_not_answer_delays_neither_the_close_nor_the_exit(tmp_path, monkeypatch):
+def test_an_unresponsive_webhook_delays_neither_the_close_of_the_notifier_nor_the_exit_of_the_process(
+    tmp_path, monkeypatch
+):
     async def scenario(notifier, deliveries):
         notifier.note_state(ExperimentState.DONE, "")
         accepted.append((await asyncio.to_thread(silent.accept))[0])
@@ -174,12 +176,12 @@ def test_a_webhook_that_does_not_answer_delays_neither_the_close_nor_the_exit(tm
         with accepted[0] as connection:
             connection.setblocking(False)
             connection.recv(1 << 16)
-            # The client still waits for its response: nothing has joined its thread.
+            # The connection is open, so the client still waits for its response, and nothing has joined its thread.
             with pytest.raises(BlockingIOError):
                 connection.recv(1)
 
 
-def test_failures_in_a_row_are_notified_only_to_the_recipients_that_want_so_many(tmp_path):
+def test_only_recipients_whose_number_of_consecutive_failures_is_reached_are_notified_of_failures(tmp_path):
     async def scenario(notifier, deliveries):
         for number in range(2):
             trial = Trial(f"t{number}", number, {}, {}, 0.0, None)

@@ -92,6 +92,6 @@ def test_the_pareto_front_of_three_objectives_has_a_plot_for_each_pair():
         Plots(trials, is_maximized=False, objectives=("loss",)).front()
 
 
-def test_the_highest_importance_is_on_top():
+def test_the_importance_plot_shows_the_highest_importance_at_the_top():
     (bars,) = Plots([], is_maximized=True).importances({"x": 0.75, "net/size": 0.25}).data
     assert [*zip(bars.y, bars.x, strict=True)] == [("net/size", 0.25), ("x", 0.75)]

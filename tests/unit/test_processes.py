@@ -31,7 +31,7 @@ def test_a_thread_is_not_mistaken_for_an_ended_process_with_the_same_pid(thread_
     own = ProcessIdentity.of(os.getpid())
     assert own is not None
     assert ProcessIdentity(thread_id, stat.start_ticks, own.boot_id).open_pidfd() is None
-    # wait_for_ends() returns at once, because a thread is not a process.
+    # wait_for_ends() returns immediately, because a thread is not a process.
     wait_for_ends([thread_id], time.monotonic() + 3600)
 
 

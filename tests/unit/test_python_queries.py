@@ -26,7 +26,7 @@ def an_experiment(tmp_path, monkeypatch):
             if parameters is not None:
                 made.parameters = parameters[number]
             made.run.final = None if result is None else json.dumps(result)
-            # The tuner's number; the domain decides what has one.
+            # This is the number that the tuner receives. In a real experiment, the domain computes it.
             made.run.value = result if result in (0.5, 0.25) else None
             if isinstance(result, dict):
                 made.run.value = result.get("loss")
@@ -47,7 +47,9 @@ def an_experiment(tmp_path, monkeypatch):
         ((), []),
     ],
 )
-def test_the_values_of_trials_in_a_data_frame_are_the_numbers_of_the_tuner(an_experiment, results, values):
+def test_the_column_value_of_a_data_frame_has_the_numbers_that_the_tuner_receives(
+    an_experiment, results, values
+):
     frame = an_experiment(*results).trials_dataframe()
     assert frame.value.dtype == float
     assert len(frame) == len(results)
@@ -55,7 +57,7 @@ def test_the_values_of_trials_in_a_data_frame_are_the_numbers_of_the_tuner(an_ex
     assert not {"onFront", "violates"} & {*frame.columns}
 
 
-def test_a_data_frame_shows_the_front_of_several_objectives_and_the_violated_constraints(an_experiment):
+def test_a_data_frame_shows_the_pareto_front_and_the_violated_constraints(an_experiment):
     experiment = an_experiment(
         {"loss": 0.5, "size": 3}, {"loss": 0.25, "size": 4}, {"loss": 0.5, "size": 9}, None,
         objectives=[{"metric": "loss", "mode": "minimize"}, {"metric": "size", "mode": "minimize"}],
@@ -67,10 +69,10 @@ def test_a_data_frame_shows_the_front_of_several_objectives_and_the_violated_con
     assert list(frame.columns[-3:]) == ["note", "onFront", "violates"]
 
 
-def test_importances_are_those_for_the_best_results_of_an_objective(an_experiment):
+def test_importances_refer_to_the_best_results_of_the_selected_objective(an_experiment):
     numbers = random.Random(1)
     drawn = [{"a": numbers.uniform(-1, 1), "net": {"b": numbers.uniform(-1, 1)}} for _ in range(60)]
-    # The largest values differ by `a`, and the smallest ones by `b`.
+    # The highest values depend on `a` only, and the lowest values on `b` only.
     values = [max(each["a"], 0) + min(each["net"]["b"], 0) for each in drawn]
     experiment = an_experiment(
         *[{"loss": value, "gain": value, "other": value} for value in values],
@@ -91,7 +93,7 @@ def test_importances_are_those_for_the_best_results_of_an_objective(an_experimen
         experiment.importances("speed")
 
 
-def test_a_data_frame_has_the_metric_default_if_it_is_not_the_first_objective(an_experiment):
+def test_a_data_frame_has_a_column_for_the_metric_default_if_it_is_not_the_first_objective(an_experiment):
     results = [{"loss": 0.5, "default": 3}, {"loss": 0.25, "default": 4}]
     both = [{"metric": "loss", "mode": "minimize"}, {"metric": "default", "mode": "maximize"}]
     experiment = an_experiment(*results, objectives=both)

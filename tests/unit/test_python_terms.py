@@ -18,11 +18,11 @@ from nni_manager.store.folders import ExperimentExists, ExperimentFolder
         (objective_hint('{"loss": 1}'), 'name the metric, such as objectives=[{"metric": "loss", "mode": "minimize"}] (or'),
     ],
 )  # fmt: skip
-def test_keys_and_commands_become_fields_and_methods(message, expected):
+def test_keys_and_commands_in_messages_are_translated_into_python_fields_and_methods(message, expected):
     assert expected in in_python(message)
 
 
-def test_the_remedy_of_a_result_is_translated_without_the_text_of_the_trial():
+def test_the_hint_about_a_result_is_translated_but_not_the_text_from_the_trial():
     message = "KeyError: maxTrialNum" + objective_hint('{"loss": 1}')
     shown = summary_in_python({"latestWithoutResult": {"message": message}})["latestWithoutResult"]["message"]
     assert shown.startswith(
@@ -31,7 +31,7 @@ def test_the_remedy_of_a_result_is_translated_without_the_text_of_the_trial():
     assert summary_in_python({"latestWithoutResult": None}) == {"latestWithoutResult": None}
 
 
-def test_an_error_is_translated_in_place(tmp_path):
+def test_a_raised_error_gets_a_translated_message_and_keeps_its_type(tmp_path):
     with pytest.raises(RetryableError) as caught, in_python_terms():
         raise RetryableError("cannot lower gpuNum; try `nnictl resume aB3dE` later")
     assert str(caught.value) == "cannot lower trial_gpu_number; try Experiment.resume('aB3dE') later"

@@ -295,7 +295,7 @@ def test_a_frame_without_an_end_does_not_hide_the_next_frame():
     assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
 
 
-def test_an_incomplete_frame_with_a_matching_length_does_not_hide_the_next_frame():
+def test_an_incomplete_frame_whose_length_fits_the_line_does_not_hide_the_next_frame():
     good = encode(1, "t", "FINAL", 0, 1)
     broken = b"ME%06d{" % (1 + len(good))  # The header declares exactly the remaining length of the line.
     decoded = decode(broken + good, 0)
@@ -310,7 +310,7 @@ def headers_that_fit(count: int, tail: bytes) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tail", [b"\n", "é\n".encode()], ids=["ascii", "not ascii"])
-def test_a_line_of_matching_headers_is_decoded_in_linear_time(tail):
+def test_a_line_of_headers_whose_lengths_fit_the_line_is_decoded_in_linear_time(tail):
     line = headers_that_fit(111_000, tail)
     started_s = time.process_time()
     decoded = decode(line, 0)
@@ -321,7 +321,7 @@ def test_a_line_of_matching_headers_is_decoded_in_linear_time(tail):
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 1000])
-def test_any_number_of_matching_headers_does_not_hide_the_next_frame(count):
+def test_any_number_of_headers_whose_lengths_fit_the_line_does_not_hide_the_next_frame(count):
     good = encode(1, "t", "FINAL", 0, 1)
     broken = headers_that_fit(count, good)[: -len(good)]
     decoded = decode(broken + good, 0)

@@ -56,7 +56,7 @@ def test_a_function_that_is_missing_is_refused():
         ("gc_after_trial", "there is no such argument; help(search)"),
     ],
 )
-def test_an_unknown_argument_is_refused_with_one_that_search_accepts(name, remedy):
+def test_the_error_for_an_unknown_argument_of_search_says_what_to_use_instead(name, remedy):
     with pytest.raises(UserError, match=re.escape(f"cannot use {name} in a search: ")) as caught:
         search(len, SPACE, **{name: 1})
     assert remedy in str(caught.value)

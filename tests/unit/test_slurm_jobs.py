@@ -20,7 +20,7 @@ def listed(*rows):
     return ListedJobs(rows, "nni-EXPT-", {ARRAY.name: ARRAY})
 
 
-def test_tasks_of_an_array_are_found_by_their_jobs_and_other_jobs_by_their_names():
+def test_array_tasks_are_found_by_their_array_and_single_jobs_by_their_names():
     found = listed(row("7_2"), row("8", "nni-EXPT-d"), row("7_0"))
     assert {job_id: found.row(job_id) and found.row(job_id).slurm_id for job_id in "abcde"} == {
         "a": "7_0", "b": None, "c": "7_2", "d": "8", "e": None
@@ -28,17 +28,17 @@ def test_tasks_of_an_array_are_found_by_their_jobs_and_other_jobs_by_their_names
     assert found.task_id(ARRAY, "b") == "7_1"
 
 
-def test_the_newest_job_counts_if_slurm_lists_several_of_one_id():
+def test_the_newest_slurm_job_counts_if_slurm_lists_several_for_one_job_id():
     assert listed(row("10", "nni-EXPT-a"), row("9_0")).row("a").slurm_id == "10"
     assert listed(row("9", "nni-EXPT-a"), row("10_0")).row("a").slurm_id == "10_0"
 
 
-def test_a_job_that_runs_counts_rather_than_a_later_one_of_its_id_that_has_ended():
+def test_a_running_slurm_job_takes_precedence_over_a_later_ended_one_for_the_same_job_id():
     assert listed(row("9_0"), row("10", "nni-EXPT-a", "FAILED")).row("a").slurm_id == "9_0"
     assert listed(row("9_0", state="FAILED"), row("10_0", state="FAILED")).row("a").slurm_id == "10_0"
 
 
-def test_the_row_of_an_array_without_pending_tasks_is_no_job_but_shows_that_the_array_exists():
+def test_the_row_of_a_whole_array_is_no_job_but_shows_that_the_array_exists():
     found = listed(row("7"), row("7_3"))
     assert [found.row(job_id) for job_id in "abc"] == [None, None, None]
     assert found.task_id(ARRAY, "b") == "7_1"
@@ -50,14 +50,14 @@ def test_the_row_of_an_array_without_pending_tasks_is_no_job_but_shows_that_the_
     ("content", "expected"),
     [(b"12\n", "12"), (b"12_3\n", "12_3"), (b"", ""), (b"\0\0\0", ""), (b"\xff\n", ""), (b"12 x\n", "")],
 )
-def test_the_id_of_a_started_job_is_empty_if_its_file_is_damaged(tmp_path, content, expected):
+def test_the_slurm_id_of_a_started_job_is_empty_if_its_file_is_damaged(tmp_path, content, expected):
     files = JobFiles(tmp_path)
     assert files.started_as("a") is None
     files.started("a").write_bytes(content)
     assert files.started_as("a") == expected
 
 
-def test_a_later_manager_reads_the_arrays_and_the_output_of_their_tasks(tmp_path):
+def test_a_later_manager_reads_the_array_files_and_the_output_of_array_tasks(tmp_path):
     first = JobFiles(tmp_path)
     first.write_array(ARRAY)
     later = JobFiles(tmp_path)
@@ -73,7 +73,7 @@ def test_a_later_manager_reads_the_arrays_and_the_output_of_their_tasks(tmp_path
 
 
 class Sbatch:
-    """Records the calls. Each returns when the test lets it, or raises the next error."""
+    """Records the calls. Each call waits until the test sets `is_open`, and then returns or raises the next error."""
 
     def __init__(self, *errors):
         self.calls, self.errors, self.is_open = [], [*errors], asyncio.Event()
@@ -89,7 +89,7 @@ def submitted(submissions, names):
     return [asyncio.ensure_future(submissions.submit(Job(name, name))) for name in names]
 
 
-async def test_jobs_that_come_while_three_calls_run_are_submitted_together():
+async def test_jobs_that_arrive_while_three_calls_of_sbatch_run_are_submitted_together():
     sbatch = Sbatch()
     submissions, jobs = Submissions(sbatch), []
     for name in "abc":
@@ -104,7 +104,7 @@ async def test_jobs_that_come_while_three_calls_run_are_submitted_together():
     assert sbatch.calls == ["a", "b", "c", "defgh"]
 
 
-async def test_an_array_that_is_permanently_refused_is_split_into_jobs_and_so_are_later_ones():
+async def test_after_a_permanent_refusal_of_an_array_its_jobs_and_later_jobs_are_submitted_singly():
     sbatch = Sbatch(UserError("no arrays"), UserError("no such partition"))
     sbatch.is_open.set()
     submissions = Submissions(sbatch)
@@ -116,7 +116,7 @@ async def test_an_array_that_is_permanently_refused_is_split_into_jobs_and_so_ar
     assert sbatch.calls == ["abc", "a", "b", "c", "d", "e"]
 
 
-async def test_each_job_of_an_array_that_cannot_be_submitted_now_has_the_error():
+async def test_every_job_of_an_array_gets_the_error_if_the_array_cannot_be_submitted_now():
     sbatch = Sbatch(RetryableError("slurmctld is down"))
     sbatch.is_open.set()
     jobs = submitted(Submissions(sbatch), "abc")
@@ -125,7 +125,7 @@ async def test_each_job_of_an_array_that_cannot_be_submitted_now_has_the_error()
     assert sbatch.calls == ["abc"]
 
 
-async def test_a_cancelled_caller_does_not_disturb_the_others_and_a_close_ends_them_all():
+async def test_a_cancelled_caller_does_not_affect_other_callers_and_close_cancels_all_waiting_callers():
     sbatch = Sbatch()
     submissions = Submissions(sbatch)
     first, second = submitted(submissions, "ab")
@@ -142,7 +142,7 @@ async def test_a_cancelled_caller_does_not_disturb_the_others_and_a_close_ends_t
     assert {type(error) for error in results} == {asyncio.CancelledError}
 
 
-async def test_a_job_whose_caller_was_cancelled_before_its_call_is_not_submitted():
+async def test_a_job_is_not_submitted_if_its_caller_was_cancelled_before_the_call_of_sbatch():
     sbatch = Sbatch()
     submissions = Submissions(sbatch)
     busy = []
@@ -159,7 +159,7 @@ async def test_a_job_whose_caller_was_cancelled_before_its_call_is_not_submitted
     assert sbatch.calls == ["a", "b", "c", "e"]
 
 
-async def test_a_submission_after_the_close_raises_an_error():
+async def test_a_submission_after_close_raises_an_error():
     submissions = Submissions(Sbatch())
     await submissions.close()
     with pytest.raises(RetryableError, match="the manager is closing"):

@@ -222,6 +222,6 @@ def test_jobs_that_could_not_be_signalled_are_parsed_from_the_output_of_scancel(
     ("slurm_id", "number", "task"),
     [("12", 12, None), ("12_0", 12, 0), ("12_31", 12, 31), ("12_[4-7]", 12, None)],
 )
-def test_the_id_of_a_job_contains_the_task_of_its_array(slurm_id, number, task):
+def test_the_slurm_id_of_an_array_task_contains_the_number_of_the_task(slurm_id, number, task):
     found = replace(row("RUNNING"), slurm_id=slurm_id)
     assert (found.number, found.task) == (number, task)

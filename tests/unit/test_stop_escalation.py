@@ -114,7 +114,7 @@ class SimulatedStops:
         return self.experiment.trials[trial_id].state
 
 
-def test_a_job_is_killed_and_then_given_up_if_it_ignores_a_stop_request() -> None:
+def test_a_job_that_ignores_a_stop_request_is_killed_and_later_abandoned() -> None:
     search = SimulatedStops()
     search.stop()
     assert [effect.ends_job for _, effect in search.timed_effects if isinstance(effect, CancelTrial)] == [
@@ -206,7 +206,7 @@ def test_a_reused_job_is_kept_if_its_keeper_has_restarted_and_lost_the_stopping_
     assert search.experiment.stops.next_deadline_s is None
 
 
-def test_the_stop_request_of_a_job_that_has_ended_is_forgotten_at_its_deadline() -> None:
+def test_the_stop_request_for_a_job_that_has_ended_is_removed_at_its_deadline() -> None:
     search = SimulatedStops()
     search.experiment.stops.stop_asked("ended", 0.0, ends_job=True)
     search.pass_time(100)
@@ -214,7 +214,7 @@ def test_the_stop_request_of_a_job_that_has_ended_is_forgotten_at_its_deadline()
     assert search.experiment.stops.stage("ended") is None
 
 
-def test_a_job_that_has_ended_has_no_deadline_for_its_stop() -> None:
+def test_the_deadline_of_a_stop_request_is_removed_when_the_job_ends() -> None:
     search = SimulatedStops()
     search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 1.0))
     assert search.experiment.time_runs_out_at_s == KILL_S
@@ -222,7 +222,7 @@ def test_a_job_that_has_ended_has_no_deadline_for_its_stop() -> None:
     assert search.experiment.time_runs_out_at_s is None
 
 
-def test_a_stop_of_the_experiment_ends_a_job_whose_trial_has_ended_and_whose_keeper_does_not_exit() -> None:
+def test_stopping_the_experiment_ends_a_job_whose_keeper_does_not_exit_although_its_trial_has_ended() -> None:
     search = SimulatedStops()
     search.end()
     search.stop()
@@ -230,7 +230,7 @@ def test_a_stop_of_the_experiment_ends_a_job_whose_trial_has_ended_and_whose_kee
     assert search.steps() == [(MARGIN_S, "DrainJob"), (MARGIN_S, "ENDING")]
 
 
-def test_the_manager_waits_for_a_dispatched_trial_that_may_start_before_its_keeper_receives_the_stop() -> (
+def test_the_manager_waits_for_a_prefetched_trial_that_may_start_before_its_keeper_receives_the_stop_command() -> (
     None
 ):
     search = search_with_a_prefetched_trial()
@@ -244,7 +244,8 @@ def test_the_manager_waits_for_a_dispatched_trial_that_may_start_before_its_keep
 def test_a_stopped_experiment_waits_30_s_for_the_tuner_even_if_remaining_data_cannot_be_stored() -> None:
     search = SimulatedStops()
     search.experiment.budget.limits = Limits(2, 5, None)
-    search.experiment.handle(TimePassed(), 0.0)  # It requests a second trial, and the tuner does not answer.
+    # The experiment requests a second trial, and the tuner does not answer.
+    search.experiment.handle(TimePassed(), 0.0)
     search.stop()
     search.handle(JobProcessesEnded("t0"))
     search.pass_time(60)
@@ -254,7 +255,7 @@ def test_a_stopped_experiment_waits_30_s_for_the_tuner_even_if_remaining_data_ca
     assert search.steps() == [(ANSWER_TIMEOUT_S, "Finish")]
 
 
-def test_results_that_arrive_renew_the_deadline_for_the_remaining_data_of_a_stopped_experiment() -> None:
+def test_arriving_results_extend_the_deadline_for_the_remaining_data_of_a_stopped_experiment() -> None:
     search = SimulatedStops()
     key = AttemptKey("t0", attempt_id(0), "main")
     search.handle(TaskReported(key))
@@ -266,7 +267,7 @@ def test_results_that_arrive_renew_the_deadline_for_the_remaining_data_of_a_stop
     assert search.steps() == []
 
 
-def test_a_stop_of_the_experiment_also_ends_jobs_whose_trials_are_already_stopping() -> None:
+def test_stopping_the_experiment_also_ends_jobs_whose_trials_are_already_stopping() -> None:
     search = SimulatedStops(reuses_jobs=True)
     search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 1.0))
     search.pass_time(20)
@@ -381,7 +382,7 @@ EVENTS = st.sampled_from([event for event in StopEvent if event is not StopEvent
     st.lists(st.tuples(st.floats(0, 40), st.one_of(EVENTS, st.booleans()))),
     st.sampled_from([0.0, 40.0, 45.0]),
 )
-def test_every_stop_reaches_its_last_stage_within_the_maximum_stop_time(
+def test_every_stop_request_reaches_its_last_stage_within_the_maximum_stop_time(
     history: list[tuple[float, StopEvent | bool]], cluster_grace_s: float
 ) -> None:
     stops, now_s = StopEscalation(cluster_grace_s), 0.0
@@ -402,7 +403,7 @@ def test_every_stop_reaches_its_last_stage_within_the_maximum_stop_time(
     assert now_s - started_s <= MAX_STOP_S - RECORDED_TIMEOUT_S
 
 
-def test_reports_of_a_trial_do_not_change_the_deadline_for_its_stop() -> None:
+def test_reports_of_a_stopping_trial_do_not_change_the_deadline_of_the_stop_request() -> None:
     stops = StopEscalation()
     stops.stop_asked("job", 0.0, ends_job=False)
     stops.apply("job", StopEvent.PROGRESSED, 10.0)

@@ -463,7 +463,7 @@ def test_an_attempt_keeps_its_number_after_it_is_marked_as_lost(store, reader):
 @pytest.mark.parametrize(
     "earlier", [path for path in EARLIER_FORMATS if path.stem < "format-6"], indirect=True
 )
-def test_attempts_in_a_store_format_without_ids_use_their_number_as_id(earlier):
+def test_attempts_in_a_store_format_without_attempt_ids_have_their_number_as_id(earlier):
     with StoreReader(earlier) as reader:
         known = {(each.key.trial_id, each.key.attempt_id, each.number) for each in reader.attempts()}
         offsets = reader.offsets(AttemptKey("aaaaa", "0", "main-0"))
@@ -566,11 +566,13 @@ def test_an_endless_read_transaction_is_reported_when_the_write_ahead_log_grows(
     )
 
 
-def test_an_endless_reader_delays_few_commits_and_no_wait_for_another_writer(store, database, monkeypatch):
+def test_an_endless_reader_delays_few_commits_and_does_not_change_the_wait_for_other_writers(
+    store, database, monkeypatch
+):
     monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 16)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 3600.0)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_WAIT_MS", 1)
-    # A checkpoint that waits for the reader as long as for a writer would exceed the time limit of the test.
+    # The wait for other writers is very long here. If a checkpoint waited as long for the reader, the test would time out.
     monkeypatch.setattr(writer_module, "BUSY_WAIT_MS", 600_000)
     store._connection.execute("PRAGMA busy_timeout = 600000")
     store.commit([trial_row(a_trial())], 1.0)
@@ -634,7 +636,7 @@ def test_no_data_is_stored_if_syncing_a_log_to_disk_fails(store, reader, monkeyp
     assert reader.offsets(KEY)[Stream.STDOUT] == 7
 
 
-def test_a_log_is_stored_completely_if_the_system_writes_only_a_part_of_it_at_a_time(
+def test_a_log_is_stored_completely_if_each_system_call_writes_only_a_part_of_it(
     store, tmp_path, monkeypatch
 ):
     write = os.pwrite
@@ -654,7 +656,8 @@ def test_the_error_for_a_full_disk_contains_the_size_of_the_database_with_its_lo
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fdatasync", fails)
-    # SQLite copies so many bytes into the database at once, and leaves the write-ahead log as long as it is.
+    # After a commit of this size, SQLite copies all pages into the database at the same time, and does not shorten the
+    # write-ahead log.
     store.commit([trial_row(a_trial()), a_commit(*["x" * 999_000] * 6)], 1.0)
     stored_bytes = sum(Path(f"{database}{suffix}").stat().st_size for suffix in ("", "-wal"))
     with pytest.raises(StoreBusy, match=f"the file has {stored_bytes / 1e6:.0f} MB") as raised:
@@ -664,7 +667,7 @@ def test_the_error_for_a_full_disk_contains_the_size_of_the_database_with_its_lo
     assert wal_bytes(database.with_name("absent")) == 0
 
 
-def test_the_cost_of_a_commit_contains_the_time_for_the_sync_of_its_logs(store, monkeypatch):
+def test_the_reported_sync_time_of_a_commit_includes_the_sync_of_its_logs(store, monkeypatch):
     sync, now_s, passed_s = os.fdatasync, time.monotonic, [0.0]
 
     def takes_a_minute(descriptor):

@@ -148,7 +148,7 @@ def test_a_number_is_never_split_between_lines_on_a_terminal(capsys, monkeypatch
 
 
 def test_nested_parameters_of_the_same_name_have_columns_of_their_own(capsys):
-    # In a trial whose first layer has no size, the name alone would be that of the second layer.
+    # In the second trial, net/layer has no size. There, the short name `size` would refer to out/size.
     trials = [
         a_trial(
             0,
@@ -203,7 +203,7 @@ def test_parameters_of_a_nested_choice_follow_the_name_of_the_choice():
     )
 
 
-def test_nan_has_no_place_in_an_order_and_a_huge_whole_number_has():
+def test_nan_is_sorted_last_and_a_huge_whole_number_is_sorted_by_its_value():
     losses = [0.3, float("nan"), 10**400, -(10**400), float("nan"), 0.2]
     trials = [a_trial(number, loss=loss) for number, loss in enumerate(losses)]
     assert numbers(trial_table.sorted_by(trials, "loss", is_descending=False)) == [3, 5, 0, 2, 1, 4]

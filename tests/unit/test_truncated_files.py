@@ -104,7 +104,7 @@ def test_a_truncated_write_ahead_log_is_refused_with_a_remedy_and_not_changed(ki
     log = killed.with_name("experiment.sqlite-wal")
     left, expected = cut(log, part)
     before = files_of(killed)
-    for _ in range(2):  # The first open must not hide the damage from the second open.
+    for _ in range(2):  # Opening the database must not hide the damage from whoever opens the database next.
         with pytest.raises(StoreUnusable) as refused:
             opens(killed) if opens is StoreReader else opens(killed, tmp_path)
         assert str(refused.value).startswith(
@@ -149,7 +149,7 @@ def test_a_truncated_database_is_readable_only_if_its_write_ahead_log_has_the_mi
     # This database file lacks pages, too, but its write-ahead log has all pages, as after an interrupted checkpoint.
     killed.write_bytes(whole)
     assert find_damage(killed) is None
-    # The header of this one states more pages than the file has.
+    # The header of the next file states more pages than the file has.
     assert len(whole) < len(complete)
     killed.write_bytes(complete[: len(whole)])
     assert find_damage(killed) is None

@@ -50,7 +50,7 @@ def disk_writes(monkeypatch):
     return calls
 
 
-def test_a_durable_file_is_on_the_disk_before_its_name_and_its_name_before_the_call_returns(
+def test_a_durable_file_is_synced_before_its_rename_and_its_folder_is_synced_after_the_rename(
     tmp_path, disk_writes
 ):
     path, before = tmp_path / "state.json", open_files()
@@ -77,7 +77,7 @@ def test_a_file_that_need_not_survive_a_power_cut_is_not_synced(tmp_path, disk_w
     assert disk_writes == [("rename", str(path)), ("sync", str(path))]
 
 
-def test_all_users_may_read_a_replaced_file_unless_its_mode_says_otherwise(tmp_path):
+def test_all_users_may_read_a_replaced_file_unless_the_caller_sets_another_mode(tmp_path):
     for arguments, mode in (((), 0o644), ((0o600,), 0o600)):
         path = tmp_path / f"{mode:o}"
         replace_file(path, b"new", *arguments)
@@ -93,7 +93,7 @@ def make_link(path):
 @pytest.mark.parametrize(
     "make", [lambda path: path.write_bytes(b"half a fi"), os.mkfifo, make_link], ids=["file", "pipe", "link"]
 )
-def test_a_file_pipe_or_link_at_the_temporary_path_is_removed_and_not_written_to(tmp_path, make):
+def test_a_file_or_pipe_or_link_at_the_temporary_path_is_removed_and_not_written_to(tmp_path, make):
     path = tmp_path / "state.json"
     make(tmp_path / ".state.json.new")
     replace_file(path, b"new")
