@@ -34,7 +34,7 @@ NAMES = st.text("é", max_size=2).map(lambda tail: "t" + tail)
 MOSTLY = st.sampled_from([True, True, True, False])
 COUNTS = st.integers(1, 8)
 SHARES = st.one_of(st.just(1.0), st.floats(0, 1))
-# A killed writer could leave such bytes in a metrics file: fragments that resemble frame headers, with or without a newline.
+# Fragments that resemble frame headers, with or without a newline. A killed writer could leave them in a metrics file.
 LITTER = st.text("ME01{\n", min_size=1, max_size=120).map(str.encode)
 # The final drain needs a few round trips per window, far fewer than this limit.
 ENOUGH_STEPS = 500
@@ -166,7 +166,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     def litter_metrics(self, litter: bytes, is_seen: bool) -> None:
         """Write bytes that are not a record, such as those of a writer that is killed while it writes a record."""
         if self.files.rest_of_torn and litter.startswith(self.files.rest_of_torn):
-            self._add_record()  # These bytes complete the torn record, which lacked only its newline.
+            self._add_record()  # The litter completes the torn record, which lacked only its newline.
         self.files.rest_of_torn = b""
         self.files.content[Stream.METRICS] += litter
         self._look(is_seen)

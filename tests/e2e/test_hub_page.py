@@ -28,7 +28,7 @@ trialCodeDirectory: .
 tuner: {name: Random}
 trainingService: {platform: local}
 """
-# The second trial waits for a file.
+# The second trial waits until the file `go` exists.
 TRAIN = """
 import os, time
 import nni_sdk

@@ -151,7 +151,7 @@ def test_a_promoted_trial_trains_only_the_rounds_that_its_larger_budget_adds(tra
     assert second["final"] == pytest.approx([choose(first["intermediate"] + second["intermediate"])])
 
 
-def test_a_training_from_the_model_of_another_trial_uses_its_own_parameters(trained):
+def test_a_trial_that_continues_the_model_of_another_trial_uses_its_own_parameters(trained):
     if not trained.get("child", {}).get("second", {}).get("rates"):
         pytest.skip("parameters are not stored with its model")
     first, second = trained["child"]["first"], trained["child"]["second"]

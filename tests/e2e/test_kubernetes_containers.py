@@ -73,7 +73,7 @@ def test_an_experiment_runs_in_podman_containers_created_from_its_pods(podman, t
 @pytest.mark.containers
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("has_python", [True, False])
-def test_trials_report_the_same_metrics_in_images_without_a_keeper_as_in_a_local_experiment(
+def test_trials_in_images_without_a_keeper_report_the_same_metrics_as_local_trials(
     podman, tmp_path, has_python
 ):
     image = podman.base() if has_python else podman.without_python()

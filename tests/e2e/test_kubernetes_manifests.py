@@ -66,7 +66,7 @@ def unknown_fields(model, value, at):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return [found for key, each in items for found in unknown_fields(match[1], each, f"{at}.{key}")]
     kind = getattr(kubernetes.client, model, None)
-    if kind is None:  # the type is a number, a text or an object of any shape
+    if kind is None:  # without a class, the type is a number, a text or an object of any shape
         return []
     names = {name: attribute for attribute, name in kind.attribute_map.items()}
     found = [f"{at}.{key}" for key in value.keys() - names.keys()]
@@ -354,7 +354,7 @@ def deployed(podman, tmp_path):
                 folder.mkdir()
                 os.chown(folder, 0, spec["securityContext"]["fsGroup"])
                 folder.chmod(0o2775)
-        # All containers of the tests share the machine's ports.
+        # The ports must be free, because all containers of the tests share the ports of this machine.
         port, manifests = free_port_pair(), tmp_path / "manifests.yaml"
         text = "\n---\n".join(path.read_text() for path in sorted(FOLDER.glob("*.yaml")))
         text = text.replace(container()["image"], podman.image("manager")).replace("8070", str(port))

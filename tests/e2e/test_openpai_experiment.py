@@ -130,7 +130,7 @@ def own_address():
     """An address of this machine that is not loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.254", 9))  # this client sends nothing
+            probe.connect(("192.0.2.254", 9))  # connecting a UDP socket sends nothing
         except OSError:
             pytest.skip("this machine has no network")
         return probe.getsockname()[0]
@@ -305,7 +305,7 @@ def test_a_resume_from_python_uses_the_new_login_of_the_configuration(place, ser
         assert experiment.run() is True
     server.tokens = {"a-newer-token"}
     config.training_service.token = "a-newer-token"
-    config.search_space_file = "gone.json"  # only the login is read
+    config.search_space_file = "gone.json"  # the resume reads only the login from this configuration
     with Experiment(config, id="digits") as experiment:
         experiment.resume(wait_completion=False)
         experiment.update_max_trial_number(2)

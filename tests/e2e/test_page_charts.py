@@ -299,7 +299,9 @@ def test_a_line_under_the_pointer_names_its_trial_and_a_click_opens_the_trial(pa
 
 
 @pytest.mark.parametrize(("name", "scale"), [("lr", "log"), ("width", "linear"), ("batch", "category")])
-def test_the_scale_of_a_slice_follows_the_type_in_the_search_space(person, name, scale):
+def test_the_scale_of_a_slice_chart_follows_the_type_of_the_parameter_in_the_search_space(
+    person, name, scale
+):
     person.see("tab-importance").click()
     person.see("slice-parameter").select_option(name)
     slice_chart = person.page.get_by_label("Result against one parameter")

@@ -14,8 +14,8 @@ from nni_manager.domain.trial_run import NO_FINAL_RESULT_IN_CHANGED_FILE
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import Stream
 
-# Trial 0 reports its final result before the stop, trial 1 after the stop, and trial 2 never. Trial 3 truncates its metrics file
-# after the manager has collected the file.
+# Trial 0 reports its final result before the stop command, trial 1 after the stop command, and trial 2 never. Trial 3 truncates
+# its metrics file after the manager has collected the file.
 TRAIN = """
 import os, signal, sys
 import nni_sdk as nni

@@ -9,7 +9,7 @@ from systemd_here import REPOSITORY, a_systemd
 
 pytestmark = pytest.mark.any_machine
 
-# A trial that waits for a file.
+# The trial waits until the file `go` exists.
 TRAIN = """
 import os, time
 import nni_sdk

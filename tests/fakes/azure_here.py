@@ -131,7 +131,7 @@ class _Connection(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         with (
-            contextlib.suppress(OSError),  # the client has closed
+            contextlib.suppress(OSError),  # the client has closed the connection
             self.site._tls.wrap_socket(self.connection, server_side=True) as within,
             within.makefile("rb") as self.rfile,
             within.makefile("wb", 0) as self.wfile,

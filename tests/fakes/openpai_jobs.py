@@ -76,7 +76,7 @@ ACCEPTED = {
     "deployment for an unknown role": a_job(
         deployments=[{"name": "x", "taskRoles": {"nope": {"preCommands": ["a"]}}}]
     ),
-    # These jobs come from the tables of fields and not from the table of examples.
+    # The table of examples does not contain these jobs. They follow from the tables that describe the fields.
     "script without uri and with other keys": a_job(
         (("prerequisites", 2), {"name": "s", "type": "script", "other": 1})
     ),

@@ -819,7 +819,8 @@ class OnRemote(Platform):
     stopped = (9, ExitReason.KEEPER_LOST)
     removed, removal_kills = (137, ExitReason.KEEPER_LOST), True
     reports_bypass_server = False
-    never_submitted = JobPresence.UNKNOWN  # the manager has a record of each start
+    # the manager records each start, so a job without a record was never started
+    never_submitted = JobPresence.UNKNOWN
     missed_exit_code = 1
 
     def __init__(self, name, folder, monkeypatch):

@@ -32,7 +32,7 @@ def main() -> None:
             peer.sendall(OPENING)
             opened += 1
         except OSError:
-            pass  # refused or closed, as intended
+            pass  # the manager has refused or closed the connection, as intended
         if len(peers) > _OPEN_AT_ONCE:
             peers.popleft().close()
         if opened >= printed + _STEP:

@@ -15,7 +15,7 @@ from strangers import NOBODY
 
 from trial_keeper.wire.workspace import Workspace
 
-# The forger must act before a starting keeper does. Its interval is shorter than the startup time of any keeper.
+# The forger must write before a starting keeper does, so its interval is shorter than the startup time of any keeper.
 _POLL_INTERVAL_S = 0.005
 _READY = "ready"
 

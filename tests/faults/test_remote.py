@@ -21,7 +21,7 @@ from trial_keeper import processes
 pytestmark = pytest.mark.timeout(400)
 
 GATED = gated("MACHINE")
-# Saves a checkpoint after its first result, and waits until the keeper has signed the checkpoint.
+# The trial saves a checkpoint after its first result, and waits until the keeper has signed the checkpoint.
 CHECKPOINTED = """
 import os, pathlib, time
 import nni_sdk as nni

@@ -522,13 +522,14 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_exact
                 changes.append(
                     asyncio.ensure_future(live.ask("POST", "/experiment/import-data", json=results))
                 )
-                # If the import waits for the change of the search space, it queues no bytes, and wait_for() times out after 1 s.
+                # The import should queue its bytes immediately. If it waits for the change of the search space instead,
+                # wait_for() times out after 1 s.
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(live.until(lambda: commits.waiting_bytes > waiting_bytes), 1)
                 slow.execute("ROLLBACK")
             await asyncio.gather(first, *changes)
             assert [(tuner.revision, tuner.received.count(3.0)) for tuner in tuners[1:]] == [(1, 1)]
-            # The history omits the trial that ends now, until the manager has reported its result to the tuner.
+            # The history omits a trial that has just ended, until the manager has reported its result to the tuner.
             live.finish(1)
             assert [result.parameters for result in live.engine.history.all_known()[0]] == [{"x": 3.0}]
             await live.until(lambda: tuners[-1].received.count(2) == 1)

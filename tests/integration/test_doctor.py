@@ -330,7 +330,7 @@ def test_a_listener_that_is_not_a_manager_fails_the_grpc_check_in_bounded_time(
 
 
 def test_the_connection_check_fails_in_bounded_time_if_packets_are_dropped(site, run_checks):
-    # With a full accept queue the kernel drops further connection attempts.
+    # If the accept queue is full, the kernel drops further connection attempts.
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket())
         server.bind(("127.0.0.1", 0))

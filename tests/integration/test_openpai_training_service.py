@@ -106,7 +106,7 @@ async def test_a_job_that_returned_to_the_queue_will_restart_unless_its_stop_was
         job.state = "RUNNING"
         await site.polled()
         assert not service.will_restart("trial1")
-        job.state = "WAITING"  # evicted: OpenPAI retries transient failures without limit
+        job.state = "WAITING"  # the job was evicted: OpenPAI retries transient failures without limit
         await until(lambda: service.will_restart("trial1"), "the queue is seen", DEADLINE_S)
         job.state = "RUNNING"
         await until(lambda: not service.will_restart("trial1"), "the next attempt is seen", DEADLINE_S)

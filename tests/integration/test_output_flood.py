@@ -9,7 +9,8 @@ from real_experiment import wait_until
 
 from trial_keeper.wire.messages import Stream
 
-# The thorough test writes a gigabyte. The short test writes more than ten times the memory that the keeper may add.
+# The thorough test writes a gigabyte. The short test writes more than ten times as many bytes as the memory of the keeper may
+# grow.
 BLOCKS = amount(200, 1000)
 BLOCK_BYTES = 1_000_000
 # All blocks differ from each other, so that the digest changes if bytes are at a wrong offset.

@@ -140,7 +140,7 @@ def test_the_shell_of_a_job_does_not_read_the_start_up_file_for_ssh_sessions(ser
     monkeypatch.setenv("SSH_CLIENT", "192.0.2.1 1 22")
     monkeypatch.setenv("SHLVL", "0")
     server = serve()
-    # A job that has ended before the server responds is in the response; its end is not reported again.
+    # If the job has ended before the server responds, the response reports its end, and the end is not reported again.
     server.put("run.sh", b"read -r line < gate; bash -c 'echo done'")
     os.mkfifo(f"{server.root}/jobs/gate")
     assert server.start()["is_known"]

@@ -266,7 +266,7 @@ VALID = {"name": "000001", "entry": "", "digest": "d1", "reports": 7}
         [VALID | {"entry": "a/b"}],
         [VALID | {"entry": "a" * 256}],
         [VALID | {"reports": True}],
-        [VALID | {"reports": 2**63}],  # more than SQLite's integers
+        [VALID | {"reports": 2**63}],  # too large for an integer of SQLite
     ],
 )
 def test_a_signed_checkpoint_document_with_an_invalid_field_is_refused(checkpoints):

@@ -32,13 +32,13 @@ def test_the_end_of_the_only_task_ends_the_trial(succeeds) -> None:
     assert Completion().decisive([end]) is end
 
 
-def test_a_trial_needs_two_successes_if_the_policy_requires_two() -> None:
+def test_a_trial_needs_two_successful_tasks_if_the_policy_requires_two() -> None:
     first, second = end_of("worker-1"), end_of("worker-0")
     assert PS_AND_WORKERS.decisive([first]) is None
     assert PS_AND_WORKERS.decisive([first, second]) is second
 
 
-def test_the_first_success_ends_the_trial_if_the_policy_requires_one() -> None:
+def test_the_first_successful_task_ends_the_trial_if_the_policy_requires_one() -> None:
     one_is_enough = Completion((TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 1)))
     first = end_of("worker-1")
     assert one_is_enough.decisive([first]) is first

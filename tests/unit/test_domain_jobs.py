@@ -274,7 +274,7 @@ class AnyJobs(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        # From an empty start, almost no run would reach a job with a trial.
+        # A run that starts without jobs would almost never reach a state in which a job has a trial.
         self.jobs = jobs_of_which_one_is_busy(self.tasks, MAX_TRIALS)
         self.trials = 4
 

@@ -32,7 +32,7 @@ JSON = st.recursive(
         ("-1e-3", -0.001),
         ('{"default": 0.5, "loss": 2}', 0.5),
         ('{"loss": 2, "default": 3}', 3.0),
-        # Neither the value itself nor its `default` is a finite number.
+        # In most of the following results, neither the value itself nor its `default` is a finite number.
         ('{"loss": 2}', None),
         ('{"default": {"default": 1}}', None),
         ('{"default": "0.5"}', None),

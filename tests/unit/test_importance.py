@@ -60,7 +60,7 @@ def test_importances_refer_to_the_best_trials_in_the_direction_of_the_search():
 
 
 def test_a_parameter_with_values_of_many_orders_of_magnitude_is_compared_on_a_logarithmic_scale():
-    # On a linear scale, 99 % of these values of `lr` are about the same.
+    # On a linear scale, 99 % of these values of `lr` are almost equal.
     found = importance_of(
         results(
             300,

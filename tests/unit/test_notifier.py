@@ -139,7 +139,7 @@ def test_a_delivery_to_an_unavailable_recipient_is_retried_for_an_hour(tmp_path,
         assert (webhook.refusals, webhook.accepted.qsize()) == (2, 0)
         assert len(notifier.problems) == 1
 
-    # The start of the delivery, and the time after each failure.
+    # These are the times of the start of the delivery, and of the first and the second failure.
     times_s = iter([100.0, 3699.0, 3701.0])
     monkeypatch.setattr(notifier_module, "time", SimpleNamespace(monotonic=lambda: next(times_s)))
     with a_webhook(503, 503) as webhook:

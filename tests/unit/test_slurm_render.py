@@ -214,7 +214,7 @@ def test_a_job_with_an_image_runs_its_keeper_in_a_container(tmp_path, monkeypatc
     ]
 
 
-def test_a_job_on_a_node_without_apptainer_exits_with_a_remedy(tmp_path, monkeypatch):
+def test_a_job_on_a_node_without_apptainer_exits_and_prints_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", os.defpath)
     container = render.container_snippet(SlurmSection(container_image="docker://train"), "/home/ada")
     done = run(render.batch_script("run.sh", str(tmp_path / "started"), container))

@@ -104,7 +104,7 @@ def test_a_truncated_write_ahead_log_is_refused_with_a_remedy_and_not_changed(ki
     log = killed.with_name("experiment.sqlite-wal")
     left, expected = cut(log, part)
     before = files_of(killed)
-    for _ in range(2):  # Opening the database must not hide the damage from whoever opens the database next.
+    for _ in range(2):  # Opening the database must not hide the damage from a later attempt to open it.
         with pytest.raises(StoreUnusable) as refused:
             opens(killed) if opens is StoreReader else opens(killed, tmp_path)
         assert str(refused.value).startswith(
