@@ -112,7 +112,7 @@ def test_only_the_first_of_two_processes_reports_results(trained):
     assert both["final"] == final_of(trained, both["intermediate"])
 
 
-def test_two_processes_end_after_the_same_step_if_the_framework_synchronises_a_stop(trained):
+def test_two_processes_end_after_the_same_step_if_the_framework_synchronises_stop_requests(trained):
     both = trained["two ranks stopped"]
     assert [rank["error"] for rank in both["ranks"]] == [None, None]
     first, second = (len(rank["values"]) for rank in both["ranks"])

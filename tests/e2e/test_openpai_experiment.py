@@ -187,7 +187,7 @@ def test_temporary_submit_errors_are_printed_and_cause_no_trial_to_fail(nnictl, 
 )
 @pytest.mark.parametrize("server", [UNKNOWN_USER], indirect=True)
 @pytest.mark.parametrize("reuse", ["true", "false"])
-def test_containers_of_another_user_can_write_the_workspace(nnictl, place, server, reuse):
+def test_containers_of_another_user_can_write_to_the_workspace(nnictl, place, server, reuse):
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
         replace={"paiConfig:": f"paiConfig:\n  reuse: {reuse}"},

@@ -128,7 +128,7 @@ def test_trials_continue_after_the_ssh_connections_are_cut(place, reuse):
     place.each_ran_once()
 
 
-def test_an_unreachable_machine_keeps_its_trial_and_the_other_machine_runs_further_trials(place):
+def test_an_unreachable_machine_keeps_its_trial_and_another_machine_runs_further_trials(place):
     place = place(trialConcurrency=2, maxTrialNum=4)
     place.has_started(0, 1)
     away = place.machine_of(1)

@@ -100,7 +100,7 @@ def test_the_doctor_connects_as_a_probe_and_leaves_no_files(site, run_checks):
     assert sorted(site.workspace.root.iterdir()) == before
 
 
-def test_a_doctor_does_not_disturb_the_link_of_a_running_keeper(site, run_checks):
+def test_the_doctor_does_not_disturb_the_link_of_a_running_keeper(site, run_checks):
     site.gate("gate")
     site.add_trial("read -r < gate || true")
     keeper = site.start_keeper()
@@ -315,7 +315,7 @@ def listener(answer=None):
 @pytest.mark.parametrize(
     ("answer", "status"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "UNAVAILABLE"), (None, "DEADLINE_EXCEEDED")]
 )
-def test_a_listener_that_is_not_a_manager_fails_the_grpc_check_in_bounded_time(
+def test_the_grpc_check_fails_in_bounded_time_if_the_listener_is_not_a_manager(
     site, run_checks, answer, status
 ):
     with listener(answer) as address:

@@ -162,7 +162,7 @@ def test_deferred_writes_are_stored_together_with_the_next_awaited_write(countin
     assert counting.batches == [11]
 
 
-def test_deferred_writes_are_stored_in_one_transaction_after_max_deferral(counting, monkeypatch):
+def test_deferred_writes_are_stored_in_one_transaction_after_the_maximum_deferral_time(counting, monkeypatch):
     monkeypatch.setattr(commits, "MAX_DEFERRAL_S", 0.05)
 
     async def run():

@@ -453,7 +453,7 @@ def test_a_trial_runs_without_a_manager(silent_site):
 # ---- errors before the start
 
 
-def test_a_version_mismatch_prevents_the_trial_and_the_error_has_a_remedy(site):
+def test_a_version_mismatch_prevents_the_start_of_the_trial_and_the_error_has_a_remedy(site):
     site.manager.version = "99.1.0"
     site.manager.write_document()
     site.add_trial("touch ran")
@@ -496,7 +496,7 @@ def test_an_invalid_manager_json_is_an_error_with_a_remedy(site, content):
     assert not (site.code / "ran").exists()
 
 
-def test_a_workspace_that_refuses_new_folders_is_an_error(site):
+def test_a_workspace_that_refuses_new_folders_causes_an_error(site):
     site.add_trial("touch ran")
     site.workspace.trial(TRIAL).attempts.write_text("a file")
     keeper = site.start_keeper()
@@ -650,7 +650,7 @@ def test_help_and_version_need_no_settings(site):
     assert run_keeper("--version", environ=site.environ).stdout == f"trial-keeper {__version__}\n"
 
 
-def test_an_unknown_argument_is_a_one_line_error(site):
+def test_an_unknown_argument_causes_a_one_line_error(site):
     result = run_keeper("--verbose", "now", environ=site.environ | site.settings().to_environ())
     assert (result.returncode, result.stdout) == (100, "")
     assert (
@@ -709,7 +709,7 @@ def test_a_keeper_relays_the_complete_output_of_its_trial(site):
     assert OWN_LINE.sub(b"", stderr) == site.file(Stream.STDERR)
 
 
-def test_a_keeper_without_relay_prints_only_its_own_lines(site):
+def test_a_keeper_that_does_not_relay_the_trial_output_prints_only_its_own_lines(site):
     site.add_python_trial(TALKATIVE)
     keeper = site.start_keeper()
     assert keeper.wait() == 0

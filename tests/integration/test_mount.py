@@ -91,7 +91,7 @@ def test_an_empty_mount_folder_ends_the_keeper_with_code_101(storage):
     assert re.search(r"/mnt is empty; mount .* nniManagerNFSMountPath", one_line(keeper))
 
 
-def test_a_mount_with_only_other_experiments_is_reported_with_their_ids(storage):
+def test_the_error_for_a_mount_that_contains_only_other_experiments_lists_their_ids(storage):
     for number in range(7):
         (storage.mount / f"EXPT{number}").mkdir()
     keeper = storage.start_on_mount()

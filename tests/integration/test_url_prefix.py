@@ -39,7 +39,7 @@ def test_the_api_is_served_only_below_the_prefix(served):
         assert answer.json()["error"].endswith(f"start with {PREFIX}/; add that")
 
 
-def test_the_error_for_an_unknown_path_names_the_description_with_the_prefix(served):
+def test_the_error_for_an_unknown_path_names_the_api_description_with_its_prefix(served):
     assert f"; {ROOT}/openapi.json lists the paths" in served.ask("GET", "/absent").json()["error"]
 
 

@@ -224,7 +224,7 @@ def test_config_convert_prints_the_converted_file_to_stdout_and_lists_the_droppe
     ]
 
 
-def test_only_the_owner_can_read_a_converted_file_and_only_force_overwrites_an_existing_file(nnictl, here):
+def test_a_converted_file_is_private_and_overwrites_an_existing_file_only_with_the_option_force(nnictl, here):
     code, out, _ = nnictl("config", "convert", GOOD, "--output", "new.yml")
     assert (code, out) == (0, "INFO: Wrote new.yml; `nnictl config check new.yml` checks it\n")
     assert (here / "new.yml").stat().st_mode & 0o777 == 0o600

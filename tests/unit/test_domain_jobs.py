@@ -248,7 +248,7 @@ def test_prefetch_respects_the_limit_of_trials_per_job() -> None:
     assert jobs.next_for_prefetch(MAX_PREFETCH) is None
 
 
-def test_no_trial_is_prefetched_for_a_job_that_may_run_one_trial() -> None:
+def test_no_trial_is_prefetched_for_a_job_that_may_run_only_one_trial() -> None:
     jobs = jobs_of_which_one_is_busy(max_trials=1)
     jobs.give(jobs.live["env-1"], "t4")
     assert jobs.next_for_prefetch(MAX_PREFETCH) is None

@@ -20,7 +20,7 @@ def test_the_search_requests_a_trial_for_every_free_slot() -> None:
     assert budget.ask(0) == [3]
 
 
-def test_the_search_requests_trials_for_prefetch_in_addition_to_the_concurrency() -> None:
+def test_the_search_requests_additional_trials_for_prefetch() -> None:
     assert SearchBudget(LIMITS).ask(1) == [0, 1, 2, 3]
 
 

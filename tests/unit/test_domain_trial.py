@@ -116,7 +116,7 @@ def test_terminal_states_have_the_names_of_nni() -> None:
     }
 
 
-def test_the_start_the_end_and_the_close_of_a_trial_change_its_state(a_trial) -> None:
+def test_a_trial_changes_its_state_when_it_starts_or_ends_or_is_closed(a_trial) -> None:
     trial = a_trial()
     trial.began(FIRST, 110.0, 10.0)
     assert (trial.state, trial.run.attempt, trial.run.started_at_s) == (R, 0, 110.0)
@@ -193,7 +193,9 @@ def test_a_stopped_trial_keeps_a_final_result_that_it_reported_after_the_stop_re
 
 
 @pytest.mark.parametrize(("size", "state"), [(101, TrialState.SUCCEEDED), (100, TrialState.FAILED)])
-def test_a_trial_succeeds_if_the_cluster_stops_it_after_the_final_result(a_trial, size, state) -> None:
+def test_a_trial_succeeds_if_the_cluster_stops_it_after_it_reported_a_final_result(
+    a_trial, size, state
+) -> None:
     trial = with_result(a_trial, None)
     trial.finished(an_end(ExitReason.JOB_LOST, 143, metrics_size_at_stop=size))
     trial.apply(TrialEvent.CLOSED)

@@ -225,7 +225,7 @@ def test_a_pending_pod_without_a_node_has_no_lost_node():
     assert observed.node_warning("aB3dE") == ""
 
 
-def test_a_running_pod_that_disappears_is_reported_as_deleted_by_a_different_client():
+def test_a_running_pod_that_disappears_is_reported_as_deleted_by_another_client():
     observed = an_observer()
     store(observed, a_pod(), is_gone=True)
     assert observed.cause("aB3dE", None).startswith("pod p-0 was deleted, but not by this manager; ")

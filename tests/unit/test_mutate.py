@@ -96,7 +96,7 @@ def test_each_explanation_of_a_surviving_mutant_belongs_to_existing_code():
         assert (before, after) in {mutant.diff(source) for mutant in mutant_finder.mutants_of(path, source)}
 
 
-def test_the_quick_tests_of_a_module_start_with_the_test_file_of_the_module():
+def test_the_test_file_of_a_module_comes_first_among_its_quick_tests():
     quick, *slow = mutate.tests_of(mutate.ROOT, "manager/nni_manager/engine/importance.py")
     assert quick[0] == "tests/unit/test_importance.py"
     assert "tests/integration/test_engine.py" in quick

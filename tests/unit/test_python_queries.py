@@ -112,7 +112,7 @@ def test_a_data_frame_has_a_column_for_the_metric_default_if_it_is_not_the_first
         (range(10), "all trials had the same parameters"),
     ],
 )
-def test_importances_require_ten_results_and_different_parameters(an_experiment, results, why):
+def test_importances_require_ten_results_and_a_parameter_with_different_values(an_experiment, results, why):
     experiment = an_experiment(*results, parameters=[{"a": 1}] * 10)
     with pytest.raises(
         UserError, match=f"cannot evaluate the importance of parameters: {why}; run more trials"

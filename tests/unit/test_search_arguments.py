@@ -20,7 +20,7 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["minimize", "false", 1, None])
-def test_maximize_is_refused_if_it_is_not_a_bool(value):
+def test_the_argument_maximize_is_refused_if_it_is_not_a_bool(value):
     with pytest.raises(UserError) as caught:
         search(len, SPACE, maximize=value)
     assert str(caught.value) == (

@@ -83,7 +83,7 @@ def test_warm_start_uses_the_best_point_of_each_named_experiment(an_earlier, cho
     assert chosen([two, one]) == ([(0.1, 4.0), (0.5, 9.0)], [])
 
 
-def test_warm_start_refuses_an_experiment_with_a_different_direction(an_earlier, chosen):
+def test_warm_start_refuses_an_earlier_experiment_with_a_different_direction(an_earlier, chosen):
     tuner = {"builtinTunerName": "Random", "classArgs": {"optimize_mode": "minimize"}}
     earlier = an_earlier(tuner=tuner).folder.experiment_id
     assert chosen([earlier], mode="minimize") == ([(0.75, 1.0)], [])
@@ -131,7 +131,7 @@ def test_warm_start_uses_the_best_point_inside_the_search_space(an_earlier, chos
 
 
 @pytest.mark.parametrize("warm_start", ["auto", None])
-def test_warm_start_refuses_an_experiment_with_different_parameters(an_earlier, chosen, warm_start):
+def test_warm_start_refuses_an_earlier_experiment_with_different_parameters(an_earlier, chosen, warm_start):
     other = {"lr": SPACE["lr"], "depth": {"_type": "randint", "_value": [1, 9]}}
     earlier = an_earlier([({"lr": 0.1, "depth": 3}, 1.0)], space=other).folder.experiment_id
     points, warnings = chosen(warm_start or [earlier])
