@@ -109,7 +109,7 @@ def test_assessors_do_not_compare_a_trial_with_failed_trials(name):
     assert refused_at(assessment, 20, learning_curve(0.1)) is None
 
 
-def test_medianstop_uses_the_more_lenient_of_two_middle_results():
+def test_medianstop_uses_the_worse_of_two_middle_results_if_the_number_of_other_trials_is_even():
     for optimize_mode, passes, fails in (("maximize", 1.0, 0.9), ("minimize", 2.0, 2.1)):
         assessment = make_of("Medianstop", optimize_mode)
         for key, value in enumerate((1.0, 2.0)):
@@ -187,7 +187,7 @@ def test_patient_pruner_stops_a_trial_without_improvement_if_the_wrapped_pruner_
 
 
 @pytest.mark.parametrize("name", ["MedianPruner", "PercentilePruner", "ThresholdPruner", "WilcoxonPruner"])
-def test_a_pruner_without_rungs_decides_only_at_the_newest_result_of_a_running_trial(name, monkeypatch):
+def test_a_pruner_without_rungs_is_called_only_for_the_newest_result_of_a_running_trial(name, monkeypatch):
     pruner, steps = getattr(optuna.pruners, name), []
     monkeypatch.setattr(pruner, "prune", lambda self, study, trial: steps.append(trial.last_step) or False)
     assessment = make_of(name)

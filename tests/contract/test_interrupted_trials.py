@@ -78,7 +78,7 @@ def search(request):
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
-def test_parameters_of_interrupted_trials_are_proposed_once_more(search, is_resumed):
+def test_the_parameters_of_interrupted_trials_are_proposed_again_exactly_once(search, is_resumed):
     asked = [search.ask() for _ in range(5)]
     search.end(0, a_result(1))
     search.end(3, INTERRUPTED)
@@ -105,7 +105,7 @@ def test_a_trial_that_is_interrupted_twice_is_proposed_three_times(search, is_re
     assert search.ask() != first
 
 
-def test_parameters_of_a_trial_that_was_stopped_alone_are_not_repeated(search):
+def test_the_parameters_of_a_trial_are_not_proposed_again_if_a_user_stopped_only_this_trial(search):
     asked = [search.ask() for _ in range(2)]
     search.end(0, STOPPED_ALONE)
     search.resume()
@@ -113,7 +113,7 @@ def test_parameters_of_a_trial_that_was_stopped_alone_are_not_repeated(search):
 
 
 @pytest.mark.parametrize("name", ["Hyperband", "BOHB", "PBTTuner"])
-def test_a_round_ends_with_the_repeated_trial_and_learns_its_result(name):
+def test_a_tuner_with_rounds_uses_the_result_of_the_repeated_trial_for_the_next_round(name):
     search = Search(name)
     asked = [search.ask() for _ in range(9)]
     for key in range(8):
@@ -131,7 +131,7 @@ def test_a_round_ends_with_the_repeated_trial_and_learns_its_result(name):
 
 
 @pytest.mark.parametrize("name", ["BatchTuner", "GridSearch"])
-def test_an_exhausted_list_continues_with_interrupted_trials(name):
+def test_a_tuner_with_an_exhausted_list_proposes_the_interrupted_trials_again(name):
     search = Search(name)
     asked = [search.ask() for _ in range(9)]
     assert search.ask() is None

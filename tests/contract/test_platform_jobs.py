@@ -308,7 +308,7 @@ RESOURCES = {"openpai": ["jobs"], "frameworkcontroller": ["frameworks", "secrets
     ],
     indirect=["platform"],
 )
-async def test_submit_raises_at_once_and_leaves_no_objects_if_the_cluster_refuses_a_job_permanently(
+async def test_submit_raises_without_a_retry_and_leaves_no_objects_if_the_cluster_refuses_a_job_permanently(
     platform, resource, answer, message
 ):
     async with platform.manager() as service:

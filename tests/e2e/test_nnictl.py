@@ -200,7 +200,7 @@ def test_a_json_log_of_a_manager_has_one_object_per_line(place, nnictl):
 
 
 @pytest.mark.smoke
-def test_the_python_module_nni_manager_cli_behaves_as_nnictl():
+def test_python_dash_m_nni_manager_cli_runs_nnictl():
     asked = [sys.executable, "-m", "nni_manager.cli", "--version"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"nnictl {__version__}\n", "")
@@ -220,7 +220,7 @@ def test_nnictl_stop_works_while_unauthenticated_clients_use_all_connections(pla
     assert left_in(place) == []
 
 
-def test_nnictl_stop_names_the_tensorboard_that_still_runs_and_top_prints_the_error_of_an_experiment(
+def test_nnictl_stop_names_a_running_tensorboard_and_nnictl_top_prints_the_error_of_the_experiment(
     place, nnictl
 ):
     (place / "mine.py").write_text(
@@ -297,7 +297,7 @@ def a_manager_of(folder):
     raise AssertionError("no manager runs")
 
 
-def test_nnictl_stop_ends_trials_of_a_dead_manager_although_the_database_is_corrupt(place, nnictl):
+def test_nnictl_stop_ends_the_trials_of_a_dead_manager_even_if_the_database_is_corrupt(place, nnictl):
     experiment_id = created(place, nnictl)
     manager, folder = a_manager_of(place)
     # The manager is killed only after a trial has started, because the fork server that starts keepers exits with the manager.
@@ -703,7 +703,7 @@ def test_a_url_prefix_is_part_of_all_addresses_and_is_preserved_by_resume_and_vi
     assert nnictl("stop").returncode == 0
 
 
-def test_all_servers_use_the_configured_certificate_files_and_nnictl_connects_to_them(place, nnictl):
+def test_all_servers_use_the_configured_certificate_files_and_nnictl_connects_to_these_servers(place, nnictl):
     files = issue(place / "tls")
     options = ("--tls-certificate", "tls/certificate.pem", "--tls-key", "tls/key.pem")
     alone = nnictl("create", "--config", "config.yml", *options[:2])

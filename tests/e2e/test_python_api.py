@@ -304,7 +304,7 @@ def test_after_ctrl_c_the_experiment_is_stopped_and_the_script_continues(place, 
     assert left_in(place) == []
 
 
-def test_the_experiment_stops_when_the_script_exits_but_not_when_a_fork_exits(place, started):
+def test_the_experiment_stops_when_the_script_exits_but_not_when_a_fork_of_the_script_exits(place, started):
     (place / "train.py").write_text(ENDLESS)
     script = started(
         "import os, sys\n"
@@ -321,7 +321,7 @@ def test_the_experiment_stops_when_the_script_exits_but_not_when_a_fork_exits(pl
     assert left_in(place) == []
 
 
-def test_a_wait_whose_manager_dies_names_the_method_that_finds_the_trials(place, capsys):
+def test_the_error_of_experiment_wait_names_the_resume_method_if_the_manager_dies(place, capsys):
     (place / "train.py").write_text(ENDLESS)
     with prepared() as experiment:
         experiment.start()

@@ -87,7 +87,7 @@ def test_search_returns_the_best_trial_and_a_data_frame_and_figures(place):
     assert left_in(place) == []
 
 
-def test_search_leaves_stdout_to_the_script_and_prints_only_warnings_if_it_is_not_verbose(place, capsys):
+def test_search_prints_nothing_to_stdout_and_prints_only_warnings_to_stderr_if_verbose_is_off(place, capsys):
     space = {"x": {"_type": "choice", "_value": [1]}}
     search(lambda parameters: parameters["x"], space, trials=1)
     out, err = capsys.readouterr()
@@ -230,7 +230,7 @@ class Own(nni_sdk.tuner.Tuner):
 """
 
 
-def test_a_configured_tuner_keeps_its_direction_and_an_own_class_its_arguments(place):
+def test_a_configured_built_in_tuner_sets_the_direction_and_a_custom_tuner_receives_its_arguments(place):
     space = {"x": {"_type": "choice", "_value": [1, 2, 3]}}
     largest = AlgorithmConfig(name="GridSearch", class_args={"optimize_mode": "maximize"})
     found = search(

@@ -148,7 +148,7 @@ def test_a_waiting_trial_shows_the_pending_reason_of_slurm_and_is_cancelled_with
     ],
 )
 @pytest.mark.smoke
-def test_create_refuses_a_file_and_names_the_key_to_correct_if_slurm_refuses_the_file(
+def test_the_error_of_nnictl_create_names_the_key_to_correct_if_slurm_refuses_the_experiment_file(
     work, nnictl, key, words
 ):
     write(work, ("  platform: slurm\n", f"  platform: slurm\n  {key}\n"))
@@ -157,9 +157,7 @@ def test_create_refuses_a_file_and_names_the_key_to_correct_if_slurm_refuses_the
     assert words in re.sub(r"\s+", " ", refused.stderr)
 
 
-def test_create_prints_an_error_with_the_advice_to_use_a_login_node_if_slurm_is_missing(
-    work, nnictl, tmp_path
-):
+def test_the_error_of_nnictl_create_recommends_a_login_node_if_slurm_is_missing(work, nnictl, tmp_path):
     (tmp_path / "bin").mkdir()
     for program in ("bash", "env"):
         (tmp_path / "bin" / program).symlink_to(shutil.which(program))
@@ -178,7 +176,9 @@ def test_nnictl_create_reports_an_unreachable_slurm_controller(slurm, nnictl):
     assert "check slurmctld with `scontrol ping`" in re.sub(r"\s+", " ", refused.stderr)
 
 
-def test_create_warns_of_a_submit_limit_and_trials_wait_until_the_limit_permits_them(work, nnictl, tmp_path):
+def test_nnictl_create_warns_of_a_submit_limit_and_trials_wait_until_the_limit_permits_them(
+    work, nnictl, tmp_path
+):
     """Slurm's own limit, MaxSubmitJobs, needs accounting. Instead, a script replaces sbatch, and refuses the first jobs with
     Slurm's error message.
     """

@@ -218,7 +218,7 @@ def test_a_stopped_experiment_ends_its_service_with_success(place, service):
     assert settings_of(EXPERIMENT)["SuccessExitStatus"] == [str(process.wait(scaled_s(60)))]
 
 
-def test_a_failed_experiment_ends_its_service_for_good(place, service):
+def test_the_service_of_a_failed_experiment_exits_with_the_status_that_prevents_a_restart(place, service):
     experiment = RealExperiment(place / "made", "import no_such_module\n", maxTrialNum=1)
     experiment.create()
     Registry.of_user().add(experiment.folder)

@@ -162,7 +162,7 @@ async def test_an_expired_login_is_reported_and_missed_changes_are_reported_afte
         await gone(site)
 
 
-async def test_the_jobs_of_a_deleted_namespace_are_lost(site):
+async def test_the_jobs_of_a_deleted_namespace_are_reported_as_lost(site):
     site.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
     site.config = replace(site.config, namespace="team")
     async with site.manager() as service:
@@ -185,7 +185,7 @@ async def test_the_jobs_of_a_deleted_namespace_are_lost(site):
         await gone(site)
 
 
-async def test_a_job_on_a_lost_node_ends_with_the_warning_that_kubernetes_reports(site):
+async def test_the_end_message_of_a_job_on_a_lost_node_contains_the_warning_of_kubernetes(site):
     changes = []
     async with site.manager() as service:
         service.on_node_changed = lambda *change: changes.append(change)

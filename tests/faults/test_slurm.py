@@ -100,7 +100,9 @@ def test_running_trials_continue_without_slurmctld_and_later_trials_start_after_
     assert Counter(number for number, _ in place.ran()) == dict.fromkeys("0123", 1)
 
 
-def test_trials_continue_while_the_login_node_is_unreachable_and_later_trials_start_afterwards(place):
+def test_trials_continue_while_the_login_node_is_unreachable_and_later_trials_start_when_it_is_reachable(
+    place,
+):
     place = place(trialConcurrency=2, maxTrialNum=4, is_over_ssh=True)
     place.has_started(2)
     place.node.machine.stop()

@@ -67,7 +67,7 @@ def run_first(experiment, use=None):
     ("presence", "message"),
     [(JobPresence.ENDED, "out of memory"), (JobPresence.UNKNOWN, "its job no longer exists")],
 )
-def test_a_started_trial_whose_job_ended_without_a_manager_fails_with_the_reason_of_the_cluster(
+def test_a_started_trial_fails_with_an_explanation_if_its_job_ended_while_no_manager_ran(
     a_real_experiment, presence, message
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
@@ -95,7 +95,7 @@ def test_a_started_trial_whose_job_ended_without_a_manager_fails_with_the_reason
         (KeeperExit.WORKSPACE, ExitReason.KEEPER_LOST, ("FAILED", ExitReason.MOUNT, 0)),
     ],
 )
-def test_a_started_trial_whose_job_ended_without_a_manager_ends_with_the_missed_exit_code_and_reason(
+def test_a_started_trial_gets_the_exit_code_and_reason_of_a_job_that_ended_while_no_manager_ran(
     a_real_experiment, exit_code, reason, ends_as
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
@@ -118,7 +118,7 @@ def test_a_started_trial_whose_job_ended_without_a_manager_ends_with_the_missed_
 
 
 @pytest.mark.parametrize("has_started", [True, False])
-def test_an_adopted_job_that_turns_out_to_be_unknown_is_submitted_again_unless_its_trial_has_started(
+def test_an_adopted_job_unknown_to_the_cluster_is_submitted_again_unless_its_trial_has_started(
     a_real_experiment, has_started
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
@@ -150,7 +150,7 @@ def test_an_adopted_job_that_turns_out_to_be_unknown_is_submitted_again_unless_i
     play(scenario)
 
 
-def test_a_job_is_not_submitted_again_if_the_manager_may_not_read_whether_its_trial_started(
+def test_a_job_is_not_submitted_again_if_the_manager_cannot_read_whether_its_trial_has_started(
     a_real_experiment, monkeypatch
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
@@ -173,7 +173,7 @@ def test_a_job_is_not_submitted_again_if_the_manager_may_not_read_whether_its_tr
     play(second)
 
 
-def test_a_trial_that_was_to_stop_is_stopped_by_the_next_manager(a_real_experiment):
+def test_the_next_manager_stops_a_trial_whose_stop_was_requested_earlier(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def stop(engine, trial, key, keeper):
@@ -236,7 +236,7 @@ def test_a_queued_trial_survives_any_number_of_jobs_that_ended_while_no_manager_
     play(scenario)
 
 
-def test_a_reused_job_that_ended_before_its_keeper_connected_without_a_manager_costs_no_trial(
+def test_a_reused_job_that_ended_while_no_manager_ran_and_before_its_keeper_connected_fails_no_trial(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
@@ -283,7 +283,7 @@ def create_in_1970(experiment):
         store.execute("UPDATE trial SET created_at_s = 1.0")
 
 
-def test_a_trial_whose_keeper_has_a_late_clock_has_not_run_for_longer_than_it_exists(a_real_experiment):
+def test_a_reported_start_before_the_creation_of_a_trial_does_not_shorten_its_time_limit(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
     run_first(experiment)  # its keeper has reported a start in 1970
 
@@ -314,7 +314,7 @@ def test_the_time_before_a_resume_counts_towards_the_time_limit_of_a_running_tri
     play(scenario)
 
 
-def test_a_trial_whose_time_is_over_is_stopped_after_its_job_is_adopted(a_real_experiment):
+def test_a_trial_that_exceeded_its_time_limit_is_stopped_after_its_job_is_adopted(a_real_experiment):
     """The cluster answers late; until then the training service could not stop the job."""
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
     run_first(experiment)  # its keeper has reported a start in 1970
@@ -348,7 +348,9 @@ def test_a_trial_whose_time_is_over_is_stopped_after_its_job_is_adopted(a_real_e
     play(scenario)
 
 
-def test_a_trial_that_ended_without_a_manager_is_terminal_at_the_start_of_the_next_manager(a_real_experiment):
+def test_a_trial_that_ended_while_no_manager_ran_is_terminal_after_the_start_of_the_next_manager(
+    a_real_experiment,
+):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
     metrics = encode(0, "any", "FINAL", 0, 0.5)
 
@@ -370,7 +372,7 @@ def test_a_trial_that_ended_without_a_manager_is_terminal_at_the_start_of_the_ne
 
 
 @pytest.mark.parametrize("stream", [Stream.METRICS, Stream.STDOUT])
-def test_a_trial_that_ended_without_a_manager_is_not_terminal_before_all_its_data_is_stored(
+def test_a_trial_that_ended_while_no_manager_ran_is_not_terminal_before_all_its_data_is_stored(
     a_real_experiment, stream
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
@@ -402,7 +404,7 @@ def test_a_trial_that_ended_without_a_manager_is_not_terminal_before_all_its_dat
 
 
 @pytest.mark.parametrize("has_ended", [False, True], ids=["ends later", "ended without a manager"])
-def test_the_results_before_a_checkpoint_are_stored_although_the_manager_ended_while_it_read_them(
+def test_the_results_before_a_checkpoint_are_stored_even_if_a_manager_ended_while_reading_these_results(
     a_real_experiment, has_ended
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
@@ -449,7 +451,7 @@ def test_the_results_before_a_checkpoint_are_stored_although_the_manager_ended_w
     play(scenario)
 
 
-def test_a_trial_that_a_keeper_has_forgotten_without_a_manager_is_dispatched_again(a_real_experiment):
+def test_the_next_manager_dispatches_a_trial_again_if_the_keeper_does_not_report_the_trial(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
 
     async def first():
@@ -474,7 +476,7 @@ def test_a_trial_that_a_keeper_has_forgotten_without_a_manager_is_dispatched_aga
     play(second)
 
 
-def test_an_attempt_that_started_without_a_manager_is_registered_by_the_next_manager(a_real_experiment):
+def test_an_attempt_that_started_while_no_manager_ran_is_registered_by_the_next_manager(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def restart(engine, trial, key, keeper):
@@ -504,7 +506,7 @@ def write_start(experiment, trial):
 
 
 @pytest.mark.parametrize("is_registered", [False, True])
-def test_a_run_that_a_restarted_container_started_without_a_manager_has_a_time_limit_of_its_own(
+def test_a_run_that_a_restarted_container_started_while_no_manager_ran_has_its_own_time_limit(
     a_real_experiment, is_registered
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
@@ -530,7 +532,7 @@ def test_a_run_that_a_restarted_container_started_without_a_manager_has_a_time_l
 
 
 @pytest.mark.parametrize("was_to_stop", [False, True])
-def test_a_trial_that_was_closing_runs_or_stops_again_after_its_container_was_restarted_without_a_manager(
+def test_a_closing_trial_is_running_or_stopping_again_if_its_container_restarted_while_no_manager_ran(
     a_real_experiment, was_to_stop
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
@@ -559,7 +561,7 @@ def test_a_trial_that_was_closing_runs_or_stops_again_after_its_container_was_re
     play(scenario)
 
 
-def test_an_experiment_is_resumed_although_the_manager_may_not_read_the_files_of_a_trial(
+def test_an_experiment_is_resumed_even_if_the_manager_cannot_read_the_files_of_a_trial(
     a_real_experiment, monkeypatch
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
@@ -594,7 +596,7 @@ def test_initial_trials_are_proposed_once(a_real_experiment):
     play(scenario)
 
 
-def test_initial_trials_are_not_proposed_again_by_a_manager_that_follows_one_killed_during_its_start(
+def test_initial_trials_are_not_proposed_again_if_the_previous_manager_was_killed_during_its_start(
     a_real_experiment,
 ):
     experiment = a_real_experiment(

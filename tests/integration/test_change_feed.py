@@ -84,7 +84,7 @@ def test_the_first_poll_returns_all_trials_and_later_polls_return_only_changes(a
     assert document_of(feed, Cursor.read(second["version"]))["trials"] == []
 
 
-def test_a_client_that_loads_windows_receives_no_rows_if_the_number_of_changed_rows_exceeds_max_rows(
+def test_a_client_that_loads_windows_receives_no_rows_if_more_than_max_rows_have_changed(
     a_snapshot, monkeypatch
 ):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 5)
@@ -251,7 +251,7 @@ def test_the_number_of_followers_is_limited_and_another_follower_is_admitted_aft
         assert time.monotonic() < deadline_s, "the places of disconnected followers are not free"
 
 
-def test_the_limit_of_followers_also_holds_if_many_clients_connect_at_once(tmp_path, monkeypatch):
+def test_the_limit_of_followers_also_holds_if_many_clients_connect_at_the_same_time(tmp_path, monkeypatch):
     monkeypatch.setattr("nni_manager.web.api.MAX_FOLLOWERS", 5)
     experiment = made_experiment(tmp_path, 300)
     with served_view(experiment.folder) as view, contextlib.ExitStack() as stack:
@@ -278,7 +278,7 @@ def test_the_limit_of_followers_also_holds_if_many_clients_connect_at_once(tmp_p
                 threading.Event().wait(0.05)
 
 
-def test_a_follower_is_disconnected_and_delays_no_other_client_if_it_does_not_read(tmp_path, monkeypatch):
+def test_a_follower_that_does_not_read_is_disconnected_and_delays_no_other_client(tmp_path, monkeypatch):
     monkeypatch.setattr("nni_manager.support.http_server.READ_TIMEOUT_S", 1.0)
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.01)
     experiment = made_experiment(tmp_path, 5000)

@@ -144,7 +144,7 @@ def test_requests_with_values_that_are_nested_too_deeply_are_refused(done, level
         assert "levels deep" in response.text
 
 
-def test_an_added_trial_within_the_limit_of_a_request_is_refused_by_its_parameter(done):
+def test_the_error_for_a_trial_parameter_that_is_nested_too_deeply_contains_the_parameter_name(done):
     response = done.ask("POST", "/trial-jobs", json={"number": 1, "name": json.loads("[" * 100 + "]" * 100)})
     assert response.status_code == 400
     assert "its parameter 'name' is nested more than 100 levels deep; make it flatter" in response.text
@@ -209,7 +209,7 @@ def test_the_first_of_several_final_results_counts_and_the_trial_has_a_warning(a
     )
 
 
-def test_names_with_half_a_surrogate_pair_disturb_neither_the_manager_nor_its_answers(
+def test_a_metric_name_with_a_lone_surrogate_is_stored_and_contained_in_the_message(
     a_real_experiment, tmp_path
 ):
     code = """

@@ -87,20 +87,22 @@ def test_the_bundled_keeper_runs_with_the_python_but_without_the_packages_of_the
     assert (done.stdout, done.stderr, done.returncode) == (f"{OF_THIS_PYTHON} 1 1 doctor\n", "", 0)
 
 
-def test_an_image_whose_python_does_not_run_uses_the_frozen_keeper(container):
+def test_the_frozen_keeper_is_used_if_the_python_of_the_image_does_not_run(container):
     container.add("python3", "exit 1")
     container.write()
     assert container.run().stdout == f"{FROZEN} frozen\n"
 
 
-def test_an_image_for_whose_python_the_bundle_has_no_archive_uses_the_frozen_keeper(container, tmp_path):
+def test_the_frozen_keeper_is_used_if_the_bundle_has_no_archive_for_the_python_of_the_image(
+    container, tmp_path
+):
     container.bundle = make_bundle(tmp_path / "older", ("cp39-" + MACHINE, FROZEN))
     container.link("python3", sys.executable)
     container.write()
     assert container.run().stdout == f"{FROZEN} frozen\n"
 
 
-def test_the_program_python_is_used_if_the_image_has_no_suitable_python3(container):
+def test_the_program_named_python_is_used_if_the_program_named_python3_fails(container):
     container.add("python3", "exit 1")
     container.link("python", sys.executable)
     container.write()
@@ -115,7 +117,9 @@ def test_the_program_python_is_used_if_the_image_has_no_suitable_python3(contain
         ("pypy", (3, 11), "", "pp311"),
     ],
 )
-def test_the_archive_of_a_python_is_named_like_its_wheels(monkeypatch, implementation, version, flags, name):
+def test_the_archive_name_starts_with_the_python_tag_that_wheels_have(
+    monkeypatch, implementation, version, flags, name
+):
     monkeypatch.setattr(sys, "implementation", SimpleNamespace(name=implementation))
     monkeypatch.setattr(sys, "version_info", version)
     monkeypatch.setattr(sys, "abiflags", flags)
@@ -137,7 +141,9 @@ def test_the_bundle_is_used_if_the_keeper_in_the_image_has_another_version(conta
     assert container.run().stdout == f"{OF_THIS_PYTHON} 1 1\n"
 
 
-def test_the_bundle_is_preferred_to_the_keeper_in_the_image_if_the_experiment_file_requires_it(container):
+def test_the_bundle_is_preferred_to_the_keeper_in_the_image_if_the_experiment_file_requires_a_bundle(
+    container,
+):
     container.link("python3", sys.executable)
     container.add("trial-keeper", f'echo "trial-keeper {__version__}"')
     container.write(is_preferred=True)
@@ -164,7 +170,7 @@ def test_run_sh_exits_with_115_and_names_the_requirements_if_the_image_can_run_n
     )
 
 
-def test_run_sh_removes_a_frozen_keeper_that_this_libc_cannot_run_and_exits_with_115(container, tmp_path):
+def test_run_sh_removes_a_frozen_keeper_that_cannot_run_in_the_image_and_exits_with_115(container, tmp_path):
     container.bundle = make_bundle(tmp_path / "musl", (FROZEN,))
     container.write()
     container.add(
@@ -196,7 +202,7 @@ def test_run_sh_does_not_run_a_damaged_archive_and_recommends_a_resume(container
     assert container.run().returncode == 0
 
 
-def test_the_frozen_keeper_that_runs_is_the_verified_one_even_if_the_archive_is_replaced_afterwards(
+def test_run_sh_runs_the_verified_frozen_keeper_even_if_the_archive_is_replaced_after_the_verification(
     container, tmp_path
 ):
     container.write()
@@ -206,7 +212,7 @@ def test_the_frozen_keeper_that_runs_is_the_verified_one_even_if_the_archive_is_
     assert container.run().stdout == f"{FROZEN} frozen\n"
 
 
-def test_without_a_writable_temporary_folder_the_keeper_is_unpacked_on_the_shared_storage(container, archive):
+def test_the_keeper_is_unpacked_on_the_shared_storage_if_no_temporary_folder_is_writable(container, archive):
     container.write()
     shutil.rmtree(container.tmp)
     script = container.workspace.run_sh
@@ -218,7 +224,7 @@ def test_without_a_writable_temporary_folder_the_keeper_is_unpacked_on_the_share
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="needs root, for a file system of the test's own")
 @pytest.mark.parametrize("option", ["noexec", "size=4k"])
-def test_the_keeper_is_not_unpacked_where_programs_may_not_run_or_where_the_storage_is_full(
+def test_the_keeper_is_not_unpacked_in_a_temporary_folder_that_is_full_or_mounted_with_noexec(
     container, archive, option
 ):
     container.write()
@@ -230,9 +236,7 @@ def test_the_keeper_is_not_unpacked_where_programs_may_not_run_or_where_the_stor
     assert len(list(container.workspace.unpacked_keepers.iterdir())) == 1
 
 
-def test_without_a_writable_folder_for_the_keeper_the_error_names_all_folders_that_were_tried(
-    container, archive
-):
+def test_the_error_names_all_tried_folders_if_none_of_these_folders_is_writable(container, archive):
     container.write()
     script = container.workspace.run_sh
     script.write_text(script.read_text().replace("/dev/shm", "/dev/null"))
@@ -246,7 +250,7 @@ def test_without_a_writable_folder_for_the_keeper_the_error_names_all_folders_th
     )
 
 
-def test_a_keeper_archive_that_exists_is_not_written_again(container):
+def test_an_existing_keeper_archive_is_not_written_again(container):
     container.write()
     stored = container.workspace.keeper / container.bundle.stored_name(FROZEN)
     before = stored.stat().st_ino

@@ -116,7 +116,7 @@ async def test_a_job_that_ended_while_no_manager_ran_has_its_exit_code_and_reaso
         await until(lambda: not site.store.list(JOBS), "the job is deleted", DEADLINE_S)
 
 
-async def test_a_job_in_a_held_queue_has_the_pending_reason_that_kueue_has_not_admitted_it(site):
+async def test_the_pending_reason_of_a_job_in_a_held_queue_is_the_missing_admission_by_kueue(site):
     site.config = replace(CONFIGS["job"], queue="team")
     queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "Hold"}}
     site.store.create(LOCAL_QUEUES, "default", queue)
@@ -180,7 +180,7 @@ def test_a_server_is_refused_for_plain_kubernetes_jobs_if_it_lacks_indexed_jobs(
     kubernetes.close()
 
 
-async def test_a_running_job_has_a_warning_and_starts_again_if_kueue_suspends_it(site):
+async def test_a_running_job_that_kueue_suspends_has_a_warning_until_the_job_starts_again(site):
     queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "None"}}
     site.store.create(LOCAL_QUEUES, "default", queue)
     site.config = replace(CONFIGS["job"], queue="team")
@@ -209,7 +209,7 @@ async def test_a_running_job_has_a_warning_and_starts_again_if_kueue_suspends_it
         await site.has_ended()
 
 
-async def test_a_requeued_job_starts_again_while_its_new_pod_cannot_pull_its_image(site):
+async def test_a_requeued_job_counts_as_restarting_while_its_new_pod_cannot_pull_the_image(site):
     """Kueue may admit the job again before the manager asks whether it starts again."""
     site.store.create(LOCAL_QUEUES, "default", {"metadata": {"name": "team"}, "spec": {"stopPolicy": "None"}})
     site.config = replace(CONFIGS["job"], queue="team")
@@ -350,7 +350,7 @@ async def test_a_deleted_job_counts_as_started_if_its_last_status_shows_ready_po
 
 
 @pytest.mark.parametrize("is_tainted", [True, False])
-async def test_a_job_whose_node_is_lost_before_its_containers_start_is_reported(
+async def test_the_loss_of_a_node_is_reported_even_if_no_container_of_the_job_has_started(
     site, monkeypatch, is_tainted
 ):
     """Kubernetes before 1.26 sets no condition: only the time of the deletion shows that the pod should have ended."""

@@ -37,7 +37,7 @@ def change_labels(site, change):
         ("trialId", "trial1", lambda labels: labels.pop("trialId")),
     ],
 )
-async def test_a_job_whose_labels_the_cluster_changes_is_refused_and_deleted(site, label, value, change):
+async def test_a_job_is_refused_and_deleted_if_the_cluster_changes_its_labels(site, label, value, change):
     change_labels(site, change)
     site.cluster.api.misbehave(503, 3, at=("delete", "frameworks"))
     async with site.manager() as service:
@@ -49,9 +49,7 @@ async def test_a_job_whose_labels_the_cluster_changes_is_refused_and_deleted(sit
 
 
 @pytest.mark.parametrize("label", ["app", "trialId"])
-async def test_a_job_whose_labels_the_cluster_changes_is_refused_although_the_first_answer_was_lost(
-    site, label
-):
+async def test_a_job_with_changed_labels_is_refused_even_if_the_first_response_was_lost(site, label):
     change_labels(site, lambda labels: labels.update({label: "research"}))
     async with site.manager() as service:
         operator = FrameworkController(site.config)
@@ -61,7 +59,7 @@ async def test_a_job_whose_labels_the_cluster_changes_is_refused_although_the_fi
         await until(site.is_clean, "nothing is left", DEADLINE_S)
 
 
-async def test_a_job_whose_labels_somebody_removes_while_it_runs_has_ended_and_is_deleted(site):
+async def test_a_running_job_counts_as_ended_and_is_deleted_if_another_client_removes_its_labels(site):
     async with site.manager() as service:
         await service.submit(site.settings())
         await site.is_running()
@@ -73,7 +71,7 @@ async def test_a_job_whose_labels_somebody_removes_while_it_runs_has_ended_and_i
     assert "was deleted, but not by this manager" in site.ends[0].message
 
 
-async def test_labels_that_the_cluster_adds_change_nothing(site):
+async def test_a_job_runs_normally_if_the_cluster_adds_labels(site):
     change_labels(site, lambda labels: labels.update(team="a"))
     async with site.manager() as service:
         await service.submit(site.settings())

@@ -162,7 +162,7 @@ def test_objects_are_created_read_listed_and_deleted(cluster, server):
         cluster.get(OUR_SECRETS, "default", "a")
 
 
-def test_an_object_is_missing_only_if_the_cluster_says_so(cluster, server):
+def test_a_404_response_for_an_existing_object_is_reported_as_an_unavailable_cluster(cluster, server):
     """A gateway, or an API server that starts, answers 404 for paths that exist."""
     cluster.create(OUR_SECRETS, "default", a_secret("a"))
     server.api.misbehave(404, 2)
@@ -180,9 +180,7 @@ def test_an_object_is_missing_only_if_the_cluster_says_so(cluster, server):
         (403, "a server in front of Kubernetes answers 403, <html>"),
     ],
 )
-def test_a_refusal_of_a_server_in_front_of_the_cluster_is_no_refusal_of_the_cluster(
-    cluster, server, status, told
-):
+def test_an_error_page_of_a_proxy_does_not_count_as_a_refusal_by_the_cluster(cluster, server, status, told):
     """A proxy whose login has expired, or a firewall, answers with a page instead of a Status."""
     server.api.misbehave(f"page {status}", 3)
     with pytest.raises(ClusterUnavailable, match=told):
@@ -426,7 +424,7 @@ def test_a_watch_reports_only_objects_that_match_its_field_selector_and_predicat
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
-def test_an_optional_watch_without_permission_reports_one_failure_and_asks_again(
+def test_an_optional_watch_without_permission_reports_one_failure_and_is_retried(
     cluster, server, verb, monkeypatch
 ):
     monkeypatch.setattr("nni_manager.training_services.kubernetes.watch._DENIED_RETRY_DELAY_S", 0.01)

@@ -50,7 +50,7 @@ def a_framework(exit_code):
 
 # 101 is also an exit code of keepers.
 @pytest.mark.parametrize("config", [a_job(101), a_framework(101)], ids=["job", "framework"])
-async def test_a_failed_init_container_is_the_cause_of_a_job_that_could_not_start(site, config):
+async def test_the_failed_init_container_is_reported_as_the_cause_if_a_job_could_not_start(site, config):
     site.config = config
     async with site.manager() as service:
         await service.submit(site.settings())
@@ -62,7 +62,7 @@ async def test_a_failed_init_container_is_the_cause_of_a_job_that_could_not_star
     assert last == "no such data"
 
 
-async def test_an_init_container_that_failed_while_no_manager_ran_is_the_cause_although_its_pod_is_gone(site):
+async def test_the_next_manager_reports_a_failed_init_container_as_the_cause_after_its_pod_is_gone(site):
     site.config = a_framework(1)
     site.cluster.node.missing_images.add("fetch:1")
     async with site.manager() as first:

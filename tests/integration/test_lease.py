@@ -232,7 +232,7 @@ def test_the_lock_file_is_read_again_before_a_write_if_the_heartbeat_is_late(fol
     assert read_record(lock_of(folder)).holder.host == "node7"
 
 
-def test_a_manager_whose_lease_was_taken_stores_nothing_although_nobody_has_opened_the_database(folder):
+def test_a_manager_that_lost_its_lease_stores_nothing_even_if_no_other_process_opened_the_database(folder):
     Store.create(folder.database, folder.collected_logs, "EXPTEST1", "{}", b"s", 0.0).close()
     lock_of(folder).touch()
     lease, is_lost = Lease(lock_of(folder), heartbeat_interval_s=0.05), threading.Event()

@@ -163,7 +163,7 @@ async def reopen(folder, ticks):
             link._drop(link._outgoing, "enough")
 
 
-def test_closing_a_link_during_its_opening_leaves_no_stream(tmp_path):
+def test_a_link_that_is_closed_while_it_opens_leaves_no_stream(tmp_path):
     asyncio.run(asyncio.wait_for(close_early(tmp_path), DEADLINE_S))
 
 
@@ -213,7 +213,7 @@ def test_a_call_that_exceeds_its_timeout_is_cancelled():
     asyncio.run(play())
 
 
-def test_hello_names_a_trial_that_starts_while_the_keeper_connects(tmp_path):
+def test_the_hello_message_names_a_trial_that_starts_while_the_keeper_connects(tmp_path):
     asyncio.run(asyncio.wait_for(start_while_connecting(tmp_path), DEADLINE_S))
 
 

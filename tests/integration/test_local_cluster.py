@@ -173,7 +173,7 @@ def plugin(**parameters):
     return {"extras": {PLUGINS: [{"plugin": "cmd", "parameters": parameters}]}}
 
 
-def test_post_commands_run_after_the_commands_only_if_the_commands_succeed(play):
+def test_post_commands_run_only_if_the_commands_have_succeeded(play):
     async def scenario(cluster):
         around = plugin(preCommands=["echo before > f"], postCommands=["cat f; echo after"])
         detail = await run(cluster, commands("cat f", **around))

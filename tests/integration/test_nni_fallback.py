@@ -150,12 +150,14 @@ PLACES = (
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_import_nni_prefers_the_real_package_wherever_it_is_installed(sdk, tmp_path, site_packages, place):
+def test_import_nni_imports_the_real_package_instead_of_the_sdk_wherever_the_package_is_installed(
+    sdk, tmp_path, site_packages, place
+):
     python, package, options = place(tmp_path, site_packages)
     assert ran(python, SHOW, sdk, **options) == (f"2.10.1 real {package / '__init__.py'}\n", "")
 
 
-def test_import_nni_prefers_a_module_of_the_user(sdk, tmp_path):
+def test_import_nni_imports_a_module_nni_of_the_user_instead_of_the_sdk(sdk, tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source/nni.py").write_text("__version__ = 'of the user'\n")
     code = "import nni; print(nni.__version__)"
@@ -165,7 +167,9 @@ def test_import_nni_prefers_a_module_of_the_user(sdk, tmp_path):
 @pytest.mark.parametrize(
     "python", each_of({version: python_of(version) for version in ("3.5", "3.6", "3.7", "3.13")})
 )
-def test_import_nni_prefers_the_real_package_in_every_python_version(sdk, tmp_path, python):
+def test_import_nni_imports_the_real_package_instead_of_the_sdk_in_every_python_version(
+    sdk, tmp_path, python
+):
     package = real_nni(tmp_path / "source")
     shown = f"2.10.1 real {package / '__init__.py'}\n"
     assert ran(python, SHOW, sdk, after=[tmp_path / "source"]) == (shown, "")
@@ -179,7 +183,7 @@ def test_import_nni_returns_the_sdk_if_no_package_is_installed(sdk, tmp_path, py
     assert ran(python, SHOW_OURS, sdk, folder=tmp_path / "code") == (OURS, "")
 
 
-def test_import_nni_finds_the_real_package_behind_the_sdk_folders_of_two_workspaces(sdk, tmp_path):
+def test_import_nni_finds_the_real_package_after_the_sdk_folders_of_two_workspaces_on_sys_path(sdk, tmp_path):
     second = new_sdk(tmp_path / "second")
     assert ran(BASE, SHOW_OURS, sdk, after=[second, second]) == (OURS, "")
     package = real_nni(tmp_path / "source")
@@ -331,7 +335,7 @@ def test_trials_that_import_nni_succeed_without_the_package(a_real_experiment, k
     assert (summary["status"], summary["counts"]["SUCCEEDED"]) == ("DONE", 4), summary
 
 
-def test_advisors_use_the_base_class_of_the_sdk_although_nni_is_installed(tmp_path):
+def test_advisors_use_the_base_class_of_the_sdk_even_if_nni_is_installed(tmp_path):
     """NNI's own base class would connect to NNI's manager when an advisor is created."""
     package = real_nni(tmp_path)
     (package / "runtime").mkdir()

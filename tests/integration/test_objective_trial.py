@@ -224,18 +224,20 @@ def test_a_function_that_fails_has_no_final_result(run, function, status):
     assert (process.returncode, finals(records)) == (status, [])
 
 
-def test_a_process_that_the_function_starts_reports_the_final_result_of_its_callback_itself(run):
+def test_a_callback_in_a_child_process_of_the_function_reports_its_final_result(run):
     _, records = run("trains_in_a_child")
     assert finals(records)[0] == 0.25
 
 
-def test_a_function_can_request_its_parameters_once_more(run):
+def test_an_objective_function_can_also_request_its_parameters_from_the_sdk(run):
     _, records = run("asks_for_parameters")
     assert records == [("PERIODICAL", 0.5), ("FINAL", {"default": 0.5, "again": None, "lr": 0.5})]
 
 
 @pytest.mark.parametrize("framework", ["xgboost", "lightgbm", "catboost", "sklearn"])
-def test_the_last_value_of_a_framework_is_the_final_result_of_a_function_that_returns_none(run, framework):
+def test_the_last_value_that_a_framework_reports_is_the_final_result_if_the_function_returns_none(
+    run, framework
+):
     process, records = run(framework, TRAININGS, python_with(framework))
     assert process.returncode == 0, process.stderr
     kinds, values = zip(*records, strict=True)
@@ -245,7 +247,7 @@ def test_the_last_value_of_a_framework_is_the_final_result_of_a_function_that_re
 
 
 @pytest.mark.parametrize("framework", ["xgboost", "lightgbm"])
-def test_all_values_of_two_trainings_with_one_callback_are_reported_and_the_second_result_causes_a_warning(
+def test_a_callback_reports_all_values_of_two_trainings_and_the_second_final_result_causes_a_warning(
     run, framework
 ):
     process, records = run(f"{framework}_twice", TRAININGS, python_with(framework))

@@ -104,7 +104,7 @@ def test_a_job_state_that_the_client_does_not_recognise_is_read_as_unknown():
         {"attemptId": {"number": 1}},
     ],
 )
-def test_a_job_state_of_another_form_is_refused_and_the_next_call_succeeds(server, cluster, status):
+def test_a_malformed_job_status_is_refused_and_the_next_call_succeeds(server, cluster, status):
     cluster.submit(job_text("job"))
     for call, document in (
         (cluster.jobs, [{"name": "job", "jobStatus": status}]),
@@ -225,7 +225,7 @@ def test_the_client_uses_the_new_token_of_the_configuration_after_the_old_token_
     assert server.counted()["GET", "/jobs"] == 3
 
 
-def test_an_invalid_new_token_of_the_configuration_is_named_and_the_former_one_stays(server):
+def test_an_invalid_new_token_in_the_configuration_is_refused_and_a_later_valid_token_is_used(server):
     """A token that was copied from a page with an ellipsis cannot be sent at all."""
     written = [PaiLogin("eyJh\N{HORIZONTAL ELLIPSIS}")]
     cluster = OpenPai(

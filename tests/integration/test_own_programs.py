@@ -124,7 +124,7 @@ def test_a_process_needs_the_token_if_its_namespaces_differ_from_those_of_the_ma
     ],
     ids=str,
 )  # fmt: skip
-def test_a_request_with_browser_or_proxy_headers_or_a_wrong_login_needs_the_token(server, headers):
+def test_a_local_request_with_browser_headers_or_proxy_headers_or_a_wrong_login_is_refused(server, headers):
     with requests.Session() as session:
         session.trust_env = False
         answer = session.delete(f"http://127.0.0.1:{server.port}/", headers=headers, timeout=DEADLINE_S)
@@ -226,14 +226,16 @@ BROWSERS = {"Sec-Fetch-Site": "none", "User-Agent": "Mozilla/5.0"}
 FORWARDS = "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;"
 
 
-def test_nginx_needs_the_token_if_another_user_runs_it_or_it_sends_forwarding_headers(server, tmp_path):
+def test_nginx_needs_the_token_if_another_user_runs_nginx_or_if_nginx_sends_forwarding_headers(
+    server, tmp_path
+):
     for name, user, headers in (("other", "nobody nogroup", ""), ("named", "root", FORWARDS)):
         with nginx(tmp_path / name, server.port, user, headers) as port:
             answer = requests.get(f"http://127.0.0.1:{port}/", timeout=DEADLINE_S)
         assert (answer.status_code, server.done) == (401, 0), name
 
 
-def test_requests_through_the_users_own_nginx_need_the_token_only_if_a_browser_sends_them(server, tmp_path):
+def test_a_request_through_the_users_nginx_needs_the_token_only_if_a_browser_sent_it(server, tmp_path):
     """SECURITY.md documents this: a proxy of the same user is a program of the user. It forwards the headers of browsers, and the
     server refuses requests with these headers.
     """

@@ -65,7 +65,7 @@ async def test_a_hanging_connection_is_replaced(platform):
     assert len(platform.ends) == 1
 
 
-async def test_the_states_of_jobs_are_read_again_after_their_machine_could_not_read_them(
+async def test_the_job_states_of_a_machine_are_requested_again_after_the_machine_failed_to_read_them(
     platform, monkeypatch
 ):
     monkeypatch.setattr(remote_service, "_RETRY_S", 0.05)
@@ -88,7 +88,7 @@ async def test_the_states_of_jobs_are_read_again_after_their_machine_could_not_r
     assert len(platform.ends) == 1
 
 
-async def test_a_start_request_without_a_response_is_repeated_on_the_same_machine_but_runs_only_once(
+async def test_a_repeated_start_request_goes_to_the_same_machine_and_starts_the_job_only_once(
     platform,
 ):
     async with platform.manager() as service:
@@ -120,7 +120,9 @@ async def test_a_job_can_be_stopped_after_its_start_request_received_no_response
     assert len(platform.ends) == 1
 
 
-async def test_a_restart_of_the_machine_while_no_manager_ran_is_the_reason_of_the_end(platform):
+async def test_the_end_message_of_a_job_names_the_machine_restart_that_happened_while_no_manager_ran(
+    platform,
+):
     async with platform.manager() as first:
         await first.submit(platform.settings())
         await platform.has_started()

@@ -51,7 +51,7 @@ def stored(site, name, path):
     return site.machines[name].home / ".cache/trial-keeper" / key(site, name) / "EXPT" / path
 
 
-def test_the_files_of_a_moved_trial_are_sent_although_its_previous_machine_is_unreachable(site, pool):
+def test_files_reach_the_new_machine_of_a_trial_even_if_its_previous_machine_is_unreachable(site, pool):
     path = pool.workspace.trial("trial1").trial_json
     path.write_text("{}")
     name = path.relative_to(pool.workspace.root)
@@ -104,7 +104,7 @@ def _start_to_send(path, pool, site):
     return client, wait_until(lambda: _opened_for_writing(path), "the client reads the file")
 
 
-def test_a_machine_is_not_used_before_it_has_the_files_that_were_queued_while_it_was_away(site, pool):
+def test_a_reconnected_machine_is_not_used_before_it_has_received_the_queued_files(site, pool):
     path = pool.workspace.run_sh
     client, descriptor = _start_to_send(path, pool, site)
     assert not client.is_up
@@ -114,7 +114,7 @@ def test_a_machine_is_not_used_before_it_has_the_files_that_were_queued_while_it
     assert has(site, "one", path.name)
 
 
-def test_the_newest_content_is_sent_of_a_file_that_changes_while_it_is_sent(site, pool):
+def test_a_machine_receives_the_newest_content_of_a_file_that_changes_during_its_transfer(site, pool):
     path = pool.workspace.run_sh
     client, descriptor = _start_to_send(path, pool, site)
     path.unlink()
@@ -126,7 +126,7 @@ def test_the_newest_content_is_sent_of_a_file_that_changes_while_it_is_sent(site
     assert stored(site, "one", path.name).read_text() == "new"
 
 
-def test_a_machine_is_used_although_a_file_queued_for_it_was_removed(site, pool):
+def test_a_machine_is_used_even_if_a_file_in_its_send_queue_was_removed(site, pool):
     path = pool.workspace.root / "removed"
     client = pool.clients[key(site, "one")]
     site.machines["one"].stop()
@@ -136,7 +136,7 @@ def test_a_machine_is_used_although_a_file_queued_for_it_was_removed(site, pool)
     wait_until(lambda: client.is_up, "the machine is used")
 
 
-def test_a_file_is_sent_at_once_while_the_jobs_of_a_new_connection_are_looked_up(site, tmp_path):
+def test_a_file_is_sent_even_while_the_job_lookup_of_a_new_connection_hangs(site, tmp_path):
     workspace, looks = Workspace(tmp_path / "EXPT"), threading.Event()
     workspace.root.mkdir()
 

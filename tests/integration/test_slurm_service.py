@@ -75,7 +75,7 @@ def write(place, script):
 
 
 @pytest.mark.parametrize("conf", ["KillWait=600\n"])
-async def test_a_killed_job_ends_at_once_although_its_process_ignores_sigterm(place, tmp_path):
+async def test_a_killed_job_ends_even_if_its_process_ignores_sigterm(place, tmp_path):
     write(
         place,
         f"trap '' TERM; echo $$ > {tmp_path}/written; mv {tmp_path}/written {tmp_path}/pid; exec sleep 1000",
@@ -125,7 +125,7 @@ def keep_accounts(folder, monkeypatch, *rows):
     return calls
 
 
-async def test_the_accounting_explains_a_job_that_ended_without_a_manager_and_is_no_longer_listed(
+async def test_the_accounting_explains_the_end_of_an_unlisted_job_that_ended_while_no_manager_ran(
     place, tmp_path, monkeypatch
 ):
     first = place.service()
@@ -165,7 +165,9 @@ async def test_the_accounting_explains_a_job_that_ended_without_a_manager_and_is
     await second.close()
 
 
-async def test_a_job_that_slurm_has_lost_ends_although_its_accounting_calls_it_running(place, monkeypatch):
+async def test_a_job_lost_by_slurm_is_reported_as_ended_even_if_the_accounting_shows_it_as_running(
+    place, monkeypatch
+):
     monkeypatch.setattr(slurm_service, "_RUNAWAY_POLLS", 3)
     write(place, "exec sleep 1000")
     service = place.service()
@@ -272,7 +274,7 @@ def states_of_tasks(place):
     return place.slurm.run("squeue", "-h", "--array", "-t", "all", "-o", "%T").split()
 
 
-async def test_jobs_that_are_submitted_at_once_become_an_array_and_each_has_its_own_settings(place, tmp_path):
+async def test_jobs_submitted_at_the_same_time_become_an_array_and_keep_their_own_settings(place, tmp_path):
     service = place.service()
     running, pending = await submit_at_once(place, service, tmp_path, 12)
     tasks = place.slurm.states()
@@ -315,7 +317,7 @@ async def test_a_later_manager_finds_each_task_of_an_array(place, tmp_path):
     await second.close()
 
 
-async def test_a_stop_or_a_cancellation_of_one_task_leaves_the_others_of_its_array(place, tmp_path):
+async def test_stopping_or_cancelling_one_array_task_does_not_end_the_other_tasks(place, tmp_path):
     service = place.service()
     running, pending = await submit_at_once(place, service, tmp_path, 12)
     assert service.removal_command(pending[0]) == f"scancel {task_of(place, pending[0])}"
@@ -334,7 +336,9 @@ async def test_a_stop_or_a_cancellation_of_one_task_leaves_the_others_of_its_arr
     await service.close()
 
 
-async def test_a_task_that_was_cancelled_while_no_manager_ran_is_not_submitted_again(place, tmp_path):
+async def test_a_task_that_was_cancelled_while_no_manager_ran_counts_as_ended_for_the_next_manager(
+    place, tmp_path
+):
     first = place.service()
     first.on_job_ended = lambda ended: None
     _, pending = await submit_at_once(place, first, tmp_path, 12)
@@ -368,7 +372,9 @@ async def test_all_tasks_of_a_pending_array_end_when_they_are_stopped_or_cancell
     await service.close()
 
 
-async def test_a_pending_task_is_cancelled_although_the_cluster_allows_no_hold(place, tmp_path, monkeypatch):
+async def test_a_pending_task_is_cancelled_even_if_the_cluster_does_not_permit_a_hold(
+    place, tmp_path, monkeypatch
+):
     (tmp_path / "bin").mkdir()
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.write_text('#!/bin/bash\necho "$2: Access/permission denied" >&2\nexit 1\n')
@@ -384,7 +390,7 @@ async def test_a_pending_task_is_cancelled_although_the_cluster_allows_no_hold(p
     await service.close()
 
 
-async def test_tasks_that_are_adopted_while_slurmctld_is_down_are_found_later(place, tmp_path):
+async def test_tasks_that_are_adopted_while_slurmctld_is_down_are_found_after_its_restart(place, tmp_path):
     first = place.service()
     first.on_job_ended = lambda ended: None
     running, pending = await submit_at_once(place, first, tmp_path, 10)
@@ -418,7 +424,7 @@ async def test_the_pending_tasks_of_a_lost_array_are_submitted_again(place, tmp_
     await service.close()
 
 
-async def test_a_refusal_of_squeue_does_not_count_as_a_refusal_of_an_unanswered_submission(
+async def test_a_submission_without_a_response_does_not_count_as_refused_if_squeue_refuses_the_next_call(
     place, tmp_path, monkeypatch
 ):
     programs = tmp_path / "bin"
@@ -444,7 +450,7 @@ async def test_a_refusal_of_squeue_does_not_count_as_a_refusal_of_an_unanswered_
 
 
 @pytest.mark.parametrize("conf", ["MaxArraySize=0\n"])
-async def test_a_cluster_that_refuses_arrays_gets_each_job_alone(place, tmp_path):
+async def test_each_job_is_submitted_separately_if_the_cluster_refuses_job_arrays(place, tmp_path):
     service = place.service()
     running, _ = await submit_at_once(place, service, tmp_path, 8)
     assert {*place.slurm.states()} == {f"nni-EXPT-{job_id}" for job_id in running}

@@ -33,7 +33,7 @@ from trial_keeper.wire.workspace import Workspace
 ONE_TRIAL = {"trialConcurrency": 1, "maxTrialNum": 1}
 
 
-def test_the_metrics_of_an_attempt_are_read_once_if_two_attempts_continue_from_it(
+def test_the_metrics_of_an_attempt_are_read_once_for_two_simultaneous_continuations(
     a_real_experiment, monkeypatch
 ):
     experiment = a_real_experiment("pass\n", **ONE_TRIAL)
@@ -124,7 +124,7 @@ def test_the_manager_ends_if_the_database_cannot_be_read_after_a_report_is_store
 
 
 @pytest.mark.usefixtures("no_polls")
-def test_the_files_of_an_attempt_are_read_although_the_database_is_busy_at_first(
+def test_the_files_of_an_attempt_are_read_even_if_the_database_is_busy_at_first(
     a_real_experiment, monkeypatch
 ):
     monkeypatch.setattr(storage_poller, "_FAILED_POLL_RETRY_DELAY_S", 0)

@@ -496,7 +496,7 @@ def test_a_prepared_trial_writes_no_output_file_before_its_start(warm, site):
     assert text_of(start.stdout) == f"['a'] mine True {site.folder}/train.py\n"
 
 
-def test_a_start_of_a_different_trial_discards_the_prepared_trial(warm, site):
+def test_a_prepared_trial_is_discarded_if_a_different_trial_starts(warm, site):
     site.write("import os, sys\nprint(sys.argv[1:], os.environ.get('NAME'))")
     other = site.warm_start("other", environ=CONTAINER | TRIAL | {"NAME": "its own"})
     for _ in range(3):

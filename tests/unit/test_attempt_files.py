@@ -94,7 +94,7 @@ def test_an_invalid_trial_document_raises_a_workspace_error(workspace):
 
 
 @pytest.mark.parametrize("trial_id", ["..", "a/b", "", "-x"])
-def test_a_trial_id_that_leads_outside_the_workspace_is_a_settings_error(workspace, trial_id):
+def test_a_trial_id_that_is_a_path_outside_the_workspace_raises_a_settings_error(workspace, trial_id):
     with pytest.raises(SettingsInvalid, match="cannot run trial"):
         read_trial(workspace, trial_id)
 
@@ -155,7 +155,7 @@ def test_attempt_ids_increase_even_if_the_clock_is_set_back(workspace):
     assert start_ms_of(key.attempt_id) == start_ms_of(later) + 1
 
 
-def test_a_forged_attempt_with_a_future_time_does_not_change_the_next_start_time(workspace):
+def test_a_new_attempt_ignores_the_future_start_time_of_a_forged_attempt(workspace):
     forged = AttemptKey("trial1", new_attempt_id(time.time() + 3600), "main-0")
     workspace.attempt(forged).path.mkdir(parents=True)
     document = AttemptDocument("EXPT", "job", forged, 1.0)
@@ -432,7 +432,7 @@ def test_the_last_text_of_a_stream_starts_at_the_start_of_a_line_if_possible(
     assert tail.last_text(Stream.STDERR, longest) == text
 
 
-def test_closing_the_open_streams_twice_is_harmless_and_keeps_the_files(folder, tail):
+def test_the_open_streams_can_be_closed_twice_and_their_files_are_kept(folder, tail):
     append(folder, Stream.METRICS, b"abc")
     tail.sizes()
     tail.close()

@@ -191,7 +191,9 @@ def test_the_error_for_another_librarys_notation_shows_the_nni_notation(
     read(LOCAL, {"lr": json.loads(remedy)})
 
 
-def test_the_error_for_keys_named_type_and_value_shows_the_keys_with_an_underscore(only_message, read):
+def test_the_error_for_search_space_keys_without_an_underscore_shows_the_keys_with_an_underscore(
+    only_message, read
+):
     message = only_message(LOCAL, {"lr": {"type": "uniform", "value": [0, 1]}}).message
     what, remedy = message.split("; write ")
     assert what == "cannot use lr: type and value start with an underscore"

@@ -63,7 +63,7 @@ def test_the_example_file_of_nnis_kubeflow_page_has_one_worker_role_and_nfs_stor
         ({"path": "/nni", "server": "10.1.1.1"}, NfsStorage("10.1.1.1", "/nni")),
     ],
 )
-def test_a_storage_without_a_type_is_of_the_kind_that_its_keys_describe(tmp_path, storage, expected):
+def test_the_type_of_a_storage_section_without_a_type_is_derived_from_its_keys(tmp_path, storage, expected):
     value = yaml.safe_load((FILES / "v2_kubeflow_job.yml").read_text())
     value["searchSpaceFile"] = str(FILES / value["searchSpaceFile"])
     value["trainingService"]["storage"] = storage
@@ -164,7 +164,7 @@ def test_the_error_for_a_missing_kubernetes_key_contains_an_example(diagnostics,
     assert [message for message in found if message.startswith(expected)], found
 
 
-def test_a_storage_section_of_a_wrong_type_hides_no_other_error(diagnostics):
+def test_an_invalid_storage_section_does_not_hide_other_errors(diagnostics):
     def change(value):
         value["kubeflowConfig"] |= {"nfs": 3, "namespace": "Team A"}
 

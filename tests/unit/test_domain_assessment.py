@@ -39,7 +39,7 @@ def assessed(search: SimulatedSearch, *, uses_early_stopped: bool = False) -> Si
     return search
 
 
-def test_a_tuner_that_learns_from_early_stops_gets_the_whole_newest_result_of_a_stopped_trial() -> None:
+def test_a_tuner_that_learns_from_early_stops_gets_the_complete_newest_result_of_a_stopped_trial() -> None:
     search = assessed(new_search(concurrency=1), uses_early_stopped=True)
     newest = '{"default": 0.5, "loss": 2}'
     search.report("t0", "0.25", newest, final=False)
@@ -55,7 +55,7 @@ def test_a_tuner_that_learns_from_early_stops_gets_the_whole_newest_result_of_a_
 @pytest.mark.parametrize("reason", [ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER])
 @pytest.mark.parametrize("final", [None, "0.5"])
 @pytest.mark.parametrize("reports_pruned", [True, False])
-def test_a_tuner_that_gets_pruned_trials_gets_those_that_were_stopped_early_without_a_result(
+def test_a_trial_counts_as_pruned_if_it_was_stopped_early_without_a_final_result(
     reason: ExitReason, final: str | None, reports_pruned: bool
 ) -> None:
     search = assessed(new_search(concurrency=1))
@@ -165,7 +165,7 @@ def test_a_long_last_result_of_an_early_stopped_trial_reaches_the_tuner() -> Non
         (ExitReason.PREEMPTED, True),
     ],
 )
-def test_a_trial_without_a_result_that_a_user_or_the_cluster_has_ended_is_void(reason, is_void) -> None:
+def test_a_trial_is_void_if_a_user_or_the_cluster_ended_it_without_a_result(reason, is_void) -> None:
     trial = Trial("t0", 0, {}, {}, 0.0, "t0")
     trial.gone(reason, "", 1.0, 1.0)
     assert new_search().experiment.feedback.is_void(trial) is is_void

@@ -75,7 +75,7 @@ def test_an_experiment_creates_exactly_as_many_trials_as_max_trials_and_ends_as_
     assert search.experiment.lifecycle.counts[TrialState.SUCCEEDED] == max_trials
 
 
-def test_a_new_experiment_requests_as_many_trials_as_may_run_at_once() -> None:
+def test_a_new_experiment_requests_as_many_trials_as_may_run_at_the_same_time() -> None:
     search = new_search(concurrency=3, is_ready=False)
     assert search.handle(ManagerReady()) == [SaveExperiment(), AskTuner(0), AskTuner(1), AskTuner(2)]
 
@@ -121,7 +121,7 @@ def test_the_attempt_is_closed_after_the_trial_is_stored() -> None:
     assert effects[:3] == [SaveTrial(trial), TellTuner(0, None), CloseAttempt(key)]
 
 
-def test_failed_trials_count_towards_max_trials_and_the_tuner_receives_no_result_of_them() -> None:
+def test_failed_trials_count_towards_max_trials_and_the_tuner_receives_no_result_for_failed_trials() -> None:
     search = new_search(concurrency=1, max_trials=3)
     for _ in range(3):
         search.run(search.suggest(), value="1", reason=ExitReason.NONZERO_EXIT)
@@ -176,7 +176,9 @@ def test_a_version_mismatch_fails_the_experiment_if_no_compatible_keeper_has_con
 
 
 @pytest.mark.parametrize("contact", [KeeperConnected, KeeperSeenOnStorage])
-def test_a_version_mismatch_fails_only_the_trial_if_a_compatible_keeper_was_there(contact: type[Any]) -> None:
+def test_a_version_mismatch_fails_only_the_trial_if_a_compatible_keeper_was_detected_before(
+    contact: type[Any],
+) -> None:
     search = new_search(concurrency=1)
     search.suggest()
     search.handle(contact("t0"))
@@ -186,7 +188,7 @@ def test_a_version_mismatch_fails_only_the_trial_if_a_compatible_keeper_was_ther
     assert search.requests == [1]
 
 
-def test_a_job_is_stored_when_a_keeper_of_it_is_first_found_on_the_shared_storage() -> None:
+def test_a_job_is_stored_when_its_keeper_is_first_found_on_the_shared_storage() -> None:
     search = new_search(concurrency=1)
     search.suggest()
     found = KeeperSeenOnStorage("t0")
@@ -197,7 +199,7 @@ def test_a_job_is_stored_when_a_keeper_of_it_is_first_found_on_the_shared_storag
     assert search.handle(KeeperSeenOnStorage("ended")) == []
 
 
-def test_the_manager_waits_for_a_job_that_has_not_ended_after_the_last_trial() -> None:
+def test_the_manager_waits_for_the_last_job_after_the_last_trial_has_ended() -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.run(search.suggest())
     assert search.state is ExperimentState.DONE
@@ -206,7 +208,7 @@ def test_the_manager_waits_for_a_job_that_has_not_ended_after_the_last_trial() -
     assert not search.experiment.scheduler.runs_jobs
 
 
-def test_a_job_of_one_trial_drains_when_its_trial_has_ended_even_before_a_manager_restart() -> None:
+def test_a_job_drains_after_its_only_trial_has_ended_and_after_a_manager_restart() -> None:
     search = new_search(concurrency=1)
     search.run(search.suggest())
     assert search.job("t0").state is JobState.DRAINING
@@ -262,7 +264,9 @@ def test_a_resumed_experiment_checks_the_constraints_of_final_results() -> None:
     assert after.experiment.leaderboard.best is None
 
 
-def test_a_result_is_reported_after_the_resume_if_the_tuner_did_not_receive_it_before_the_crash() -> None:
+def test_the_tuner_receives_a_result_after_a_resume_if_the_manager_crashed_before_reporting_the_result() -> (
+    None
+):
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.5")
@@ -281,7 +285,7 @@ def test_a_result_is_reported_after_the_resume_if_the_tuner_did_not_receive_it_b
 @pytest.mark.parametrize(
     "state", [ExperimentState.DONE, ExperimentState.STOPPED, ExperimentState.ERROR, ExperimentState.RUNNING]
 )
-def test_a_resumed_experiment_that_has_reached_its_trial_limit_is_done_at_once(state) -> None:
+def test_a_resumed_experiment_that_has_reached_its_trial_limit_is_done_immediately(state) -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.run(search.suggest())
     search.experiment.state = state

@@ -45,7 +45,7 @@ def test_a_stopped_experiment_cancels_all_trials_and_ends_after_the_last_trial()
     assert search.requests == []
 
 
-def test_a_second_stop_has_no_effect() -> None:
+def test_a_second_stop_request_has_no_effect() -> None:
     search = new_search(concurrency=1)
     search.suggest()
     search.handle(ExperimentStopAsked(40.0))
@@ -53,13 +53,13 @@ def test_a_second_stop_has_no_effect() -> None:
     assert len(search.canceled) == 1
 
 
-def test_an_experiment_without_trials_stops_at_once() -> None:
+def test_an_experiment_without_trials_stops_immediately() -> None:
     search = new_search(is_ready=False)
     search.handle(ExperimentStopAsked(40.0))
     assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
 
 
-def test_parameters_that_arrive_after_a_stop_become_a_canceled_trial_without_a_job() -> None:
+def test_parameters_that_arrive_after_a_stop_request_become_a_canceled_trial_without_a_job() -> None:
     search = new_search(concurrency=1)
     search.handle(ExperimentStopAsked(40.0))
     assert search.state is ExperimentState.STOPPING
@@ -80,7 +80,7 @@ def test_parameters_that_arrive_after_an_error_become_a_failed_trial_with_a_mess
     assert search.submitted == ["t0"]
 
 
-def test_parameters_that_arrive_after_a_stop_and_a_tuner_failure_become_a_canceled_trial() -> None:
+def test_parameters_that_arrive_after_a_stop_request_and_a_tuner_failure_become_a_canceled_trial() -> None:
     search = new_search(concurrency=2)
     search.start(search.suggest())
     search.handle(ExperimentStopAsked(40.0))
@@ -103,7 +103,7 @@ def test_a_stopped_trial_frees_its_slot_for_another_trial() -> None:
     assert search.requests == [1]
 
 
-def test_a_stop_of_a_terminal_trial_has_no_effect() -> None:
+def test_a_stop_request_for_a_terminal_trial_has_no_effect() -> None:
     search = new_search()
     search.run(search.suggest())
     assert search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 40.0)) == []
@@ -182,7 +182,7 @@ def test_the_time_limit_counts_from_the_start_of_the_current_attempt() -> None:
     assert search.canceled == [("t0", ExitReason.TIME_LIMIT)]
 
 
-def test_a_trial_that_started_again_reaches_its_time_limit_after_trials_that_started_before() -> None:
+def test_a_restart_of_a_trial_also_restarts_its_time_limit() -> None:
     search = new_search(concurrency=2, max_trial_duration_s=30.0)
     search.start(search.suggest())
     search.now_s = 10
@@ -239,7 +239,7 @@ def test_a_trial_has_the_state_stopping_from_the_first_stop_request_until_the_tr
 
 
 @pytest.mark.parametrize("reason", [ExitReason.STOPPED_BY_USER, ExitReason.EARLY_STOPPED])
-def test_a_stop_after_the_end_of_the_command_counts_for_the_next_attempt(reason) -> None:
+def test_a_stop_request_after_the_command_has_ended_applies_to_the_next_attempt(reason) -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0", ExitReason.KEEPER_LOST)
@@ -251,7 +251,7 @@ def test_a_stop_after_the_end_of_the_command_counts_for_the_next_attempt(reason)
     assert search.trial("t0").state is TrialState.STOPPING
 
 
-def test_a_stop_after_the_end_of_the_command_does_not_change_how_the_trial_ended() -> None:
+def test_a_stop_request_after_the_command_has_ended_does_not_change_the_final_state_of_the_trial() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.5")
@@ -274,7 +274,7 @@ def test_a_stopping_experiment_waits_a_limited_time_for_the_tuner() -> None:
     assert (search.experiment.trials, search.finishes) == ({}, 1)
 
 
-def test_a_tuner_that_fails_after_its_deadline_does_not_keep_a_stopping_experiment_from_its_end() -> None:
+def test_a_stopping_experiment_ends_even_if_the_tuner_fails_after_its_answer_timeout() -> None:
     search = new_search(concurrency=2)
     search.start(search.suggest())
     search.handle(ExperimentStopAsked(40.0))
@@ -286,7 +286,7 @@ def test_a_tuner_that_fails_after_its_deadline_does_not_keep_a_stopping_experime
     assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
 
 
-def test_an_error_of_the_tuner_after_the_last_trial_is_forgotten_when_the_experiment_continues() -> None:
+def test_a_tuner_error_after_the_last_trial_is_cleared_when_the_experiment_continues() -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.run(search.suggest())
     search.handle(TunerFailed("cannot learn", False))
@@ -297,7 +297,7 @@ def test_an_error_of_the_tuner_after_the_last_trial_is_forgotten_when_the_experi
     assert (search.state, search.experiment.error) == (ExperimentState.ERROR, "the cause")
 
 
-def test_a_stop_after_a_failed_command_does_not_change_its_reason_for_the_next_manager() -> None:
+def test_a_stop_request_after_a_failed_command_does_not_change_the_failure_reason_after_a_resume() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.5", final=False)
@@ -310,7 +310,7 @@ def test_a_stop_after_a_failed_command_does_not_change_its_reason_for_the_next_m
     assert (trial.state, trial.run.reason) == (TrialState.FAILED, ExitReason.NONZERO_EXIT)
 
 
-def test_a_stop_after_a_failed_command_does_not_interrupt_a_trial_whose_job_is_lost() -> None:
+def test_a_stopped_trial_with_a_failed_command_and_a_lost_job_does_not_count_as_interrupted() -> None:
     search = new_search(concurrency=1, max_retries=1)
     search.start(search.suggest())
     search.end("t0", ExitReason.NONZERO_EXIT)

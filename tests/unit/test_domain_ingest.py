@@ -172,7 +172,7 @@ def test_bytes_that_are_not_a_record_are_skipped_and_reported(new_ingest) -> Non
 
 
 @given(st.lists(st.integers(0, len(FIRST + SECOND)), max_size=8), st.lists(st.integers(0, 60), max_size=20))
-def test_a_stream_gives_the_same_records_however_it_is_split_or_repeated(
+def test_a_stream_gives_the_same_records_for_all_chunk_boundaries_and_repeated_chunks(
     cuts: list[int], repeats: list[int]
 ) -> None:
     whole = FIRST + SECOND
@@ -220,7 +220,7 @@ def test_the_end_of_each_commit_is_the_end_of_its_last_record_or_of_all_bytes(ne
         assert commits[0].new_offset == len(records)
 
 
-def test_each_mark_is_committed_with_its_own_bytes(new_ingest) -> None:
+def test_each_mark_is_part_of_the_commit_that_contains_its_bytes(new_ingest) -> None:
     mark = frame(frame_head(0, "abcde", "CHECKPOINT"), 0, '"1"')
     commits = new_ingest().take(METRICS, 0, mark + FIRST * RECORDS_AT_ONCE + mark + FIRST)
     assert [[each.offset for each in commit.marks] for commit in commits] == [[0], [commits[0].new_offset]]
@@ -271,7 +271,7 @@ def test_bytes_over_the_quota_are_dropped_and_do_not_delay_completion(new_ingest
     assert receiver.is_complete
 
 
-def test_a_chunk_that_reaches_the_quota_after_other_chunks_is_cut_there(new_ingest, small_limits) -> None:
+def test_a_later_chunk_that_exceeds_the_quota_is_cut_at_the_quota(new_ingest, small_limits) -> None:
     receiver, limit = new_ingest(), QUOTA_BYTES[STDOUT]
     receiver.take(STDOUT, 0, b"x" * (limit - 2))
     (commit,) = receiver.take(STDOUT, limit - 2, b"yyyy")

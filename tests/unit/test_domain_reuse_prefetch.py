@@ -130,7 +130,7 @@ def test_a_prefetched_trial_is_canceled_if_it_starts_after_a_stop_request(
     assert prefetched.trial("t2").state is TrialState.STOPPING, "no keeper sends this"
 
 
-def test_the_result_of_a_prefetched_trial_counts_if_the_trial_ended_before_the_stop_request_came(
+def test_the_result_of_a_prefetched_trial_counts_if_the_trial_ends_despite_a_late_stop_request(
     prefetched: SimulatedReuse,
 ) -> None:
     prefetched.handle(KeeperDisconnected("env-0"))
@@ -274,7 +274,7 @@ def test_the_number_of_prefetched_trials_does_not_depend_on_the_duration_of_fail
 
 
 @pytest.mark.parametrize(("lasted_s", "follow"), [(0.05, 12), (0.5, 3), (1.0, 1), (5.0, 1), (60.0, 0)])
-def test_the_shorter_the_trials_the_more_trials_are_prefetched(lasted_s: float, follow: int) -> None:
+def test_more_trials_are_prefetched_if_the_trials_are_shorter(lasted_s: float, follow: int) -> None:
     search = SimulatedReuse(max_trials=30, may_prefetch=True)
     search.idle()
     search.start("t0")
@@ -314,7 +314,7 @@ def test_no_trial_is_prefetched_while_there_are_more_jobs_than_the_concurrency_a
     assert [each[1] for each in search.dispatched] == ["t0", "t1", "t2", "mine"]
 
 
-def test_a_new_manager_revokes_no_trial_that_has_started_behind_a_closing_trial(
+def test_a_new_manager_does_not_revoke_a_trial_that_started_while_the_previous_trial_was_closing(
     prefetched: SimulatedReuse,
 ) -> None:
     prefetched.end("t1")

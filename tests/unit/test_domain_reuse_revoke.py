@@ -93,7 +93,7 @@ def test_an_idle_job_causes_one_revoke_unless_a_request_to_the_tuner_is_unanswer
     assert search.dispatched[-1] == ("env-1", "t6", None)
 
 
-def test_a_trial_keeps_running_and_the_idle_job_drains_if_the_trial_starts_while_it_is_revoked(
+def test_a_trial_that_starts_during_its_revoke_keeps_running_and_the_idle_job_drains(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")

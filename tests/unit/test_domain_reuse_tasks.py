@@ -33,7 +33,7 @@ def running() -> SimulatedReuse:
     return search
 
 
-def test_a_trial_is_restarted_after_its_orphaned_attempt_is_drained_and_has_no_recorded_end(
+def test_a_trial_is_dispatched_again_if_no_end_is_found_while_its_orphaned_attempt_is_drained(
     running: SimulatedReuse,
 ) -> None:
     running.report("t0", "1")
@@ -147,7 +147,7 @@ def test_a_task_that_starts_after_the_end_of_the_trial_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_a_repeated_start_report_stops_a_trial_that_has_ended_only_if_it_has_several_tasks(
+def test_a_repeated_start_report_stops_an_ended_trial_only_if_the_trial_has_several_tasks(
     tasks: int,
 ) -> None:
     search = SimulatedReuse(completion=Completion((TaskRole("worker", tasks, 1, -1),)))
@@ -229,7 +229,7 @@ def test_a_restart_of_the_reporting_task_discards_the_earlier_results_of_the_tri
     )
 
 
-def test_ends_of_the_previous_run_do_not_count_after_the_cluster_runs_the_whole_job_again() -> None:
+def test_task_ends_of_the_previous_run_do_not_count_after_a_restart_of_the_whole_job() -> None:
     search = SimulatedReuse(completion=Completion((TaskRole("worker", 2, 1, -1),)))
     for task in ("worker-0", "worker-1"):
         search.idle(task=task)
@@ -242,7 +242,7 @@ def test_ends_of_the_previous_run_do_not_count_after_the_cluster_runs_the_whole_
     assert search.trial("t0").state is TrialState.RUNNING, "the new attempt of worker-1 has not ended"
 
 
-def test_an_orphaned_task_that_the_completion_policy_does_not_need_does_not_delay_the_end(
+def test_a_trial_succeeds_despite_an_orphaned_task_that_the_completion_policy_does_not_need(
     team: SimulatedReuse,
 ) -> None:
     for task in ("worker-0", "worker-1"):
@@ -270,7 +270,7 @@ def test_a_job_gets_the_next_trial_only_after_the_replaced_keeper_of_a_task_is_i
     assert team.dispatched[-1] == ("env-0", "t1", None)
 
 
-def test_the_loss_of_an_attempt_of_a_trial_that_has_ended_has_no_effect(running: SimulatedReuse) -> None:
+def test_the_loss_of_an_attempt_has_no_effect_if_its_trial_has_ended(running: SimulatedReuse) -> None:
     running.end("t0")
     running.deliver("t0")
     assert running.handle(AttemptLost(T0, 40.0)) == []

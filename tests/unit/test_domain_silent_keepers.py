@@ -15,7 +15,9 @@ def transports() -> TransportTracker:
     return transports
 
 
-def test_a_job_whose_keeper_does_not_connect_for_a_minute_is_a_problem(transports: TransportTracker) -> None:
+def test_a_problem_is_reported_if_the_keeper_of_a_job_does_not_connect_for_a_minute(
+    transports: TransportTracker,
+) -> None:
     assert transports.problem(100 + SOON) == ""
     problem = transports.problem(100 + LATE)
     assert problem.startswith("no keeper has connected within 60 s after job first was submitted")
@@ -32,7 +34,9 @@ def test_the_problem_report_stays_unchanged_while_the_problem_lasts(transports: 
     assert transports.problem(100 + LATE) == transports.problem(1e6)
 
 
-def test_the_end_of_a_job_ends_only_the_problem_of_that_job(transports: TransportTracker) -> None:
+def test_the_end_of_a_job_clears_the_problem_of_that_job_but_not_of_other_jobs(
+    transports: TransportTracker,
+) -> None:
     transports.forget("first")
     assert transports.problem(100 + LATE) == ""
     assert "job second" in transports.problem(110 + LATE)

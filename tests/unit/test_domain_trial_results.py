@@ -170,7 +170,7 @@ def test_a_repeated_problem_of_a_trial_is_stored_as_one_warning() -> None:
     assert search.handle(problem) == []
 
 
-def test_a_problem_of_an_attempt_that_does_not_count_any_more_causes_no_warning() -> None:
+def test_a_problem_of_a_replaced_attempt_or_of_an_ended_trial_causes_no_warning() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.start("t0", attempt=1)

@@ -42,7 +42,7 @@ def end(place, trial_id):
     return folder, RecordExit(ended)
 
 
-def test_an_end_whose_folder_is_gone_hinders_the_record_of_no_later_end(place):
+def test_a_missing_attempt_folder_does_not_block_the_recording_of_a_later_trial_end(place):
     lost, record_lost = end(place, "t0")
     shutil.rmtree(lost.path)
     place.recorder.record(record_lost)

@@ -60,7 +60,7 @@ def outcome(call):
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 @given(data=st.data())
-def test_a_class_behaves_like_one_of_the_standard_library(body, data):
+def test_a_frozen_dataclass_behaves_like_a_frozen_dataclass_of_the_standard_library(body, data):
     values = data.draw(st.lists(st.lists(VALUES, max_size=3), min_size=2, max_size=2))
 
     def seen(cls):
@@ -101,7 +101,7 @@ class Stored:
     b: list[int] = dataclasses.field(default_factory=list)
 
 
-def test_an_object_is_restored_by_pickle_and_its_copy_shares_no_list():
+def test_an_object_survives_pickling_and_its_deep_copy_has_its_own_list():
     one = Stored(1, [2])
     assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 - the test's own bytes
     deep = copy.deepcopy(one)
@@ -110,12 +110,12 @@ def test_an_object_is_restored_by_pickle_and_its_copy_shares_no_list():
     assert Stored(1).b is not Stored(1).b
 
 
-def test_no_attribute_can_be_added():
+def test_no_attribute_can_be_added_to_an_object():
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'z'"):
         made({"a": int}, dataclass)(1).z = 2
 
 
-def test_objects_of_two_classes_are_not_equal():
+def test_objects_of_two_classes_are_not_equal_even_if_their_fields_are_equal():
     ours, others = made({"a": int}, dataclass), made({"a": int}, dataclass, "Other")
     assert ours(1) != others(1)
     assert len({ours(1), others(1), ours(1)}) == 2
@@ -124,7 +124,7 @@ def test_objects_of_two_classes_are_not_equal():
 @pytest.mark.parametrize(
     "decorate", [dataclass, dataclasses.dataclass], ids=["here", "by the standard library"]
 )
-def test_a_class_can_be_derived(decorate):
+def test_a_frozen_dataclass_can_be_the_base_class_of_another_dataclass(decorate):
     base = made({"a": int}, dataclass)
     derived = made({"b": (int, 2)}, decorate, "Derived", (base,))
     assert derived(1) == derived(1, 2) != base(1)
@@ -133,7 +133,7 @@ def test_a_class_can_be_derived(decorate):
         derived(1).a = 2
 
 
-def test_other_options_make_a_class_of_the_standard_library():
+def test_the_decorator_without_options_creates_a_mutable_dataclass():
     @dataclass
     class Plain:
         """Can be changed."""

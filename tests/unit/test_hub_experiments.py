@@ -32,7 +32,7 @@ def test_the_result_curve_of_an_experiment_has_a_point_for_each_improvement(valu
         assert curve.points[-1][2] == sign * max(sign * each for each in values)
 
 
-def test_a_result_that_violates_a_constraint_is_no_point_of_the_curve(an_experiment):
+def test_a_result_that_violates_a_constraint_adds_no_point_to_the_result_curve(an_experiment):
     objectives = Objectives((MAXIMIZE,), (Constraint("size", at_most=5),))
     folder = an_experiment("abc11111")
     trials = [made_trial(number, 100.0 + number) for number in range(3)]

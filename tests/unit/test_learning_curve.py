@@ -83,7 +83,7 @@ def test_the_part_of_a_curve_up_to_an_attempt_ends_with_the_last_segment_of_that
     assert curve.up_to(1, TASK) == curve.up_to(2, TASK) == ()
 
 
-def test_a_curve_ends_if_forged_records_let_two_attempts_continue_from_each_other():
+def test_a_curve_is_finite_even_if_forged_records_let_two_attempts_continue_from_each_other():
     marks = [continued(0, 0, key_of(1)), saved(0, 10), continued(1, 0, key_of(0)), saved(1, 10)]
     assert len(curve_of("t", marks, 1, TASK).segments) <= 4
 
@@ -99,7 +99,7 @@ class CountedMarks(list):
 
 
 @pytest.mark.parametrize("loads", [1, 300])
-def test_the_marks_are_read_as_often_for_a_curve_of_many_segments_as_for_one_of_few(loads):
+def test_the_marks_are_read_twice_for_any_number_of_segments_of_a_curve(loads):
     marks = CountedMarks()
     for n in range(loads):
         marks += [saved(0, 10 * n, str(n)), continued(0, 10 * n + 5, key_of(0), str(n))]
@@ -266,7 +266,7 @@ def test_checkpoint_records_of_a_trial_are_stored_up_to_a_limit(new_store):
 
 @pytest.mark.parametrize("name", ["trial_id", "attempt_id", "task"])
 @pytest.mark.parametrize("value", ["", "../x", "a/b", "a\0b", ".."])
-def test_a_continuation_whose_ids_cannot_name_folders_is_no_record(name, value):
+def test_a_continuation_record_is_invalid_if_one_of_its_ids_cannot_be_a_folder_name(name, value):
     source = {"trial_id": "t", "attempt_id": attempt_id(0), "task": TASK, "checkpoint": "1", "load": "0"}
     valid = Training()._frame("CONTINUED", json.dumps(source))
     invalid = Training()._frame("CONTINUED", json.dumps(source | {name: value}))
@@ -296,7 +296,7 @@ def test_a_continuing_attempt_has_the_results_before_the_checkpoint():
     assert (trial.run.intermediate_count, trial.run.intermediate) == (3, "0.3")
 
 
-def test_an_attempt_that_does_not_count_any_more_inherits_no_results():
+def test_a_different_task_or_an_ended_trial_inherits_no_results():
     search, key = running()
     inherited = InheritedResults(2, "0.2", (0.1, 0.2), "0.9")
     assert (
@@ -319,7 +319,7 @@ def test_late_stored_results_of_an_earlier_attempt_precede_the_new_results():
     assert (trial.run.intermediate_count, trial.run.intermediate, trial.run.final) == (3, "0.3", "1")
 
 
-def test_an_attempt_that_reloads_its_checkpoint_is_not_assessed_twice():
+def test_the_results_before_a_reloaded_checkpoint_are_not_assessed_again():
     search, key = running()
     search.handle(events.MetricsStored(key, ((False, "0.1"), (False, "0.2"), (True, "1"))))
     effects = search.handle(events.AttemptContinued(key, InheritedResults(1, "0.1", (0.1,))))

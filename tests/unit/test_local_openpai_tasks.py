@@ -192,7 +192,7 @@ def test_a_secret_split_between_two_chunks_is_redacted(pieces):
     assert shown == data.replace(secret, MASK)
 
 
-def test_a_chunk_that_cannot_contain_part_of_a_secret_is_forwarded_at_once():
+def test_a_chunk_that_cannot_contain_part_of_a_secret_is_forwarded_immediately():
     assert Redactor([]).feed(b"abc") == b"abc"
     assert Redactor([b"xyz1"]).feed(b"abc") == b"abc"
 

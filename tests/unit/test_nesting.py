@@ -16,31 +16,31 @@ def nested(levels: int, innermost: Any = 1) -> Any:
 
 
 @pytest.mark.parametrize("levels", [0, 1, MAX_LEVELS - 1, MAX_LEVELS])
-def test_a_value_up_to_the_limit_is_accepted(levels):
+def test_a_value_within_the_nesting_limit_is_accepted(levels):
     value = nested(levels)
     assert not is_too_deep(value)
     assert parsed_json(json.dumps(value)) == value
 
 
 @pytest.mark.parametrize("value", [nested(MAX_LEVELS + 1), nested(MAX_LEVELS, {}), [1, nested(MAX_LEVELS)]])
-def test_a_deeper_value_is_refused_with_the_limit(value):
+def test_the_error_for_a_value_that_is_nested_too_deeply_contains_the_limit(value):
     assert is_too_deep(value)
     with pytest.raises(NestedTooDeeply, match=f"nested more than {MAX_LEVELS} levels deep"):
         parsed_json(json.dumps(value))
 
 
-def test_text_with_more_brackets_than_levels_is_no_deep_value():
+def test_a_flat_value_is_accepted_even_if_its_text_contains_many_brackets():
     value = [[]] * 500 + ["[" * 500]
     assert parsed_json(json.dumps(value)) == value
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, "", "{'a': 1}"])
-def test_text_that_is_no_json_or_exceeds_the_recursion_limit_is_a_value_error(text):
+def test_text_that_is_not_json_or_exceeds_the_recursion_limit_raises_a_value_error(text):
     with pytest.raises(ValueError):  # noqa: PT011 - the texts are Python's
         parsed_json(text)
 
 
-def test_a_value_that_contains_itself_twice_is_too_deep():
+def test_a_value_that_contains_itself_counts_as_nested_too_deeply():
     value: list[Any] = []
     value += [value, value]
     assert is_too_deep(value)

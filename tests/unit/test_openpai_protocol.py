@@ -294,7 +294,7 @@ def test_a_key_without_effect_causes_a_warning():
     ]
 
 
-def test_warnings_report_image_names_with_templates_and_role_names_that_fail_on_a_cluster():
+def test_a_template_in_an_image_name_and_an_unsupported_role_name_cause_warnings():
     role = a_job()["taskRoles"]["worker"]
     job = a_job(
         (("prerequisites", 0, "uri"), "ubuntu:<% $parameters.tag %>"),

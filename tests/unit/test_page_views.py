@@ -174,7 +174,7 @@ def test_a_profile_has_the_keys_of_the_schema_of_its_experiment_file(tmp_path, f
     }
 
 
-def test_the_profile_of_an_experiment_with_a_tuner_of_its_user_names_the_class_and_its_folder(played):
+def test_the_profile_of_an_experiment_with_a_custom_tuner_contains_the_class_and_its_folder(played):
     own = UserClass("mine.Tuner", "/home/ada/tuner")
     config = played.snapshot().config
     tuner = dataclasses.replace(config.tuner, name="mine.Tuner", class_args={"speed": 2}, own=own)
@@ -198,7 +198,7 @@ def test_only_an_ended_experiment_has_an_end_time(played, tmp_path):
     assert metadata_view(resumed)["succeededCount"] == 0
 
 
-def test_the_configuration_shows_the_newest_version_of_the_code_and_the_keys_in_their_usual_order(played):
+def test_the_configuration_shows_the_newest_code_version_and_its_keys_in_their_usual_order(played):
     versions = (CodeVersion(1.0, "d1", None, None), CodeVersion(2.0, "d2", "abc", is_dirty=True))
     shown = configuration_view(dataclasses.replace(played.snapshot(), code=versions))
     assert shown["trial"]["codeVersion"] == {
@@ -260,7 +260,7 @@ def test_a_trial_has_the_fields_of_nni(played):
     ]
 
 
-def test_the_usage_of_a_trial_has_its_peak_and_until_its_end_the_latest_report():
+def test_the_usage_view_contains_the_peak_and_while_the_trial_runs_also_the_latest_report():
     latest = Usage(KEY, 12.5, 1000, 10, (GpuUsage(1, 50.0, 2**30),))
     shown = {
         "cpuPercent": 12.5,
@@ -281,7 +281,7 @@ def test_the_usage_of_a_trial_has_its_peak_and_until_its_end_the_latest_report()
     assert usage_samples_view([(3, UsageRow(latest, 2.5))]) == [sample | shown]
 
 
-def test_a_trial_has_a_checkpoint_if_it_saved_one_or_continues_from_one(played):
+def test_a_trial_has_a_checkpoint_if_it_saved_a_checkpoint_or_continues_another_trial(played):
     def has_checkpoint(marks=(), continues=None):
         trial = Trial("t", 0, {}, {}, 1.0, job_id="job", continues=continues)
         return whole_trial_view(played.snapshot(), trial, [], marks)["hasCheckpoint"]
@@ -318,7 +318,7 @@ def test_the_provenance_of_a_trial_is_the_code_at_its_start_and_the_environment_
     assert provenance_view(snapshot, trial, []) == {"code": None, "attempts": []}
 
 
-def test_a_trial_of_several_objectives_has_their_numbers_and_the_constraints_that_it_violates(tmp_path):
+def test_the_view_of_a_trial_contains_its_values_of_several_objectives_and_the_violated_constraints(tmp_path):
     def shown(result, **config):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
 
@@ -418,7 +418,9 @@ def test_the_message_summary_is_the_most_informative_line(reason, message, line)
         ("job lost", 137, "job lost"),
     ],
 )
-def test_the_end_of_a_trial_names_its_exit_code_or_its_signal(reason, exit_code, how):
+def test_the_text_about_a_trial_end_contains_the_exit_code_or_the_signal_or_the_reason(
+    reason, exit_code, how
+):
     assert how_it_ended(reason, exit_code) == how
 
 
@@ -450,7 +452,7 @@ def test_a_table_row_has_up_to_twenty_numeric_metrics_besides_the_default_metric
         ({f"text{number}": "x" for number in range(30)} | {"loss": 2}, {"loss": 2}),
     ],
 )
-def test_a_row_that_leaves_out_numbers_is_marked_and_a_whole_row_has_them(final, shown):
+def test_a_shortened_row_is_marked_and_a_whole_row_contains_all_numbers(final, shown):
     trial = Trial("t0", 0, {"prompt": "word " * 100}, {}, 1.0, "t0", TrialState.SUCCEEDED, run=TrialRun())
     trial.run.final = json.dumps(final)
     whole = row_view(trial, is_whole=True)

@@ -191,7 +191,7 @@ def test_an_experiment_id_in_use_is_refused_even_in_a_different_folder(tmp_path,
     assert not (tmp_path / "second").exists()
 
 
-def test_an_id_that_another_process_has_just_taken_is_refused_and_that_experiment_is_kept(
+def test_an_experiment_id_that_another_process_has_just_taken_is_refused_and_its_experiment_is_kept(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

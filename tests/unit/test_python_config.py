@@ -332,11 +332,11 @@ def test_the_error_for_an_unknown_platform_lists_the_supported_platforms(platfor
     assert expected in str(caught.value)
 
 
-def test_a_list_of_one_platform_is_this_platform():
+def test_a_list_that_contains_one_platform_selects_this_platform():
     assert ExperimentConfig(["local"]).training_service == LocalConfig()
 
 
-def test_a_training_service_beside_a_platform_is_kept_and_must_be_of_that_platform():
+def test_a_training_service_may_be_given_with_its_own_platform_but_not_with_another_platform():
     config = ExperimentConfig("local", training_service={"platform": "local", "reuse_mode": False})
     assert config.training_service.reuse_mode is False
     with pytest.raises(
@@ -345,7 +345,7 @@ def test_a_training_service_beside_a_platform_is_kept_and_must_be_of_that_platfo
         ExperimentConfig("local", training_service={"platform": "slurm"})
 
 
-def test_an_algorithm_may_be_written_as_its_name_alone():
+def test_an_algorithm_accepts_its_name_as_the_only_positional_argument():
     assert AlgorithmConfig("TPE", class_args={"seed": 1}) == AlgorithmConfig(
         name="TPE", class_args={"seed": 1}
     )

@@ -41,13 +41,13 @@ async def settle():
         await asyncio.sleep(0)
 
 
-async def test_a_job_gets_free_room_at_once():
+async def test_a_job_gets_free_room_immediately():
     room = Room(free=1)
     await room.reserve("a")
     assert (room.has, room.reasons("a")) == (["a"], [""])
 
 
-async def test_jobs_get_room_in_the_order_in_which_they_asked():
+async def test_jobs_get_room_in_the_order_of_their_reservations():
     room = Room()
     jobs = [room.reserve(job_id) for job_id in "abc"]
     await settle()
@@ -62,7 +62,7 @@ async def test_jobs_get_room_in_the_order_in_which_they_asked():
     assert room.has == ["a", "b", "c", "d"]
 
 
-async def test_all_waiting_jobs_have_the_reason_of_the_first():
+async def test_all_waiting_jobs_show_the_pending_reason_of_the_first_waiting_job():
     room = Room()
     jobs = [room.reserve(job_id) for job_id in "ab"]
     await settle()
@@ -81,7 +81,7 @@ async def test_all_waiting_jobs_have_the_reason_of_the_first():
 
 
 @pytest.mark.parametrize("cancelled", ["a", "b"])
-async def test_a_cancelled_job_leaves_its_turn_to_the_next(cancelled):
+async def test_the_next_job_gets_the_room_if_a_waiting_job_is_cancelled(cancelled):
     room = Room()
     jobs = {job_id: room.reserve(job_id) for job_id in "abc"}
     await settle()
@@ -93,7 +93,7 @@ async def test_a_cancelled_job_leaves_its_turn_to_the_next(cancelled):
     assert room.has == sorted(jobs)
 
 
-async def test_room_that_is_freed_during_an_attempt_is_not_missed():
+async def test_room_that_becomes_free_during_a_reservation_attempt_is_used():
     room = Room()
 
     async def take():
@@ -105,7 +105,7 @@ async def test_room_that_is_freed_during_an_attempt_is_not_missed():
     await room.queue.reserve("a", take)
 
 
-async def test_an_attempt_is_repeated_after_its_delay():
+async def test_a_failed_reservation_attempt_is_repeated_after_a_delay():
     room = Room()
     room.retry_s = 0.01
     waits = room.reserve("a")

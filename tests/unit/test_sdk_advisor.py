@@ -69,7 +69,7 @@ def test_an_advisor_receives_the_calls_of_tuner_methods_as_commands():
     assert made.handled[-1] == ("import", [{"parameter": {}, "value": 1}])
 
 
-def test_an_advisor_receives_no_further_request_while_it_still_owes_parameters():
+def test_an_advisor_receives_no_new_request_while_an_earlier_request_is_unanswered():
     made, delivered = Recording(answers=False), []
 
     def deliver(*given):

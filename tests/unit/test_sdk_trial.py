@@ -212,7 +212,7 @@ def test_a_new_process_appends_its_reports_to_the_existing_file(trial_of, enviro
     assert [r.value for r in records(TrialContext(environ))] == ["1", "2"]
 
 
-def test_a_process_that_empties_its_environment_is_still_the_trial(trial, environ):
+def test_a_process_can_still_report_results_after_it_has_cleared_its_environment(trial, environ):
     nni.get_next_parameter()
     environ.clear()
     nni.report_final_result(0.5)

@@ -52,7 +52,7 @@ def test_the_error_for_a_missing_tls_file_contains_the_option_and_the_path(tmp_p
         (None, "x", "--tls-key without --tls-certificate"),
     ],
 )
-def test_a_tls_certificate_or_key_is_refused_if_the_other_one_is_missing(certificate, key, says):
+def test_a_tls_certificate_without_a_key_and_a_key_without_a_certificate_are_refused(certificate, key, says):
     with pytest.raises(TlsFilesUnusable, match=says):
         TlsFiles.of(certificate, key)
 

@@ -52,7 +52,7 @@ def streams_sent(sender):
     return [chunk.stream for chunk in sender.link.sent]
 
 
-def test_an_unreadable_log_hinders_no_other_stream_and_is_read_again_after_a_reconnection(sender):
+def test_an_unreadable_log_blocks_no_other_stream_and_is_read_again_after_a_reconnection(sender):
     files = sender.tails[KEY]
     sender.send(SendChunk(KEY, Stream.METRICS, 0, 10))
     sender.send(SendChunk(KEY, Stream.STDOUT, 0, 10))
@@ -69,7 +69,7 @@ def test_an_unreadable_log_hinders_no_other_stream_and_is_read_again_after_a_rec
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "another stream", "its end"])
-def test_a_stream_is_dropped_later_unless_it_has_ended_or_another_one_replaced_it(
+def test_a_stream_is_dropped_after_a_delay_unless_it_has_ended_or_was_replaced(
     tmp_path, monkeypatch, meanwhile
 ):
     monkeypatch.setattr(link_module, "DROP_DELAY_S", 0.0 if meanwhile == "nothing" else DEADLINE_S)

@@ -74,7 +74,7 @@ def test_the_files_of_a_restarted_trial_have_no_stop_request_of_its_earlier_atte
         stop_from_bytes(workspace.trial("abcde").stop_json.read_bytes())
 
 
-def test_a_later_manager_atomically_replaces_the_changed_sdk_files_and_no_others(tmp_path: Path) -> None:
+def test_a_later_manager_atomically_replaces_only_the_changed_sdk_files(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     SharedFiles(workspace).write_experiment(DOCUMENT, "exit\n")
     folder = workspace.sdk / "nni_sdk"
@@ -298,7 +298,7 @@ def test_a_poll_never_blocks_and_never_follows_links_out_of_the_workspace(
 
 
 @pytest.mark.any_machine
-def test_the_error_contains_the_folder_path_if_the_manager_may_not_read_a_folder(
+def test_the_error_contains_the_path_of_a_folder_that_the_manager_has_no_permission_to_read(
     tmp_path: Path, running_folder: AttemptFolder, open_way: None
 ) -> None:
     running_folder.path.chmod(0)

@@ -98,7 +98,7 @@ def test_numbers_are_formatted_as_on_the_web_page(value: float, text: str, shown
 
 
 @given(st.floats(1e-5, 1e7) | st.floats(1e6, 1e6 + 1) | st.floats(9e-5, 2e-4))
-def test_the_text_for_the_search_contains_each_number_as_it_is_and_as_it_is_shown(value: float) -> None:
+def test_the_searched_text_contains_each_number_in_full_and_as_shown_on_the_page(value: float) -> None:
     trial = made_trial(0, 0.0)
     trial.parameters = {"x": value}
     assert parameter_text(trial) == f"x={number_text(value)}\n{shown_number(value)}".lower()

@@ -334,7 +334,9 @@ class Unusable(BaseAssessor):
         raise UserError("cannot use the learning curve of another version")
 
 
-def test_a_failed_restore_of_the_assessor_is_reported_at_its_next_call_and_no_result_reaches_it(tmp_path):
+def test_a_failed_restore_of_the_assessor_is_reported_at_its_next_call_and_the_assessor_gets_no_result(
+    tmp_path,
+):
     assessor, posted = Unusable(), []
 
     async def scenario():
@@ -389,7 +391,7 @@ class NoOtherSpace(Noting):
         raise UserError("cannot use the new search space")
 
 
-def test_a_tuner_that_fails_at_a_change_of_the_search_space_is_reported_and_the_change_has_failed(tmp_path):
+def test_the_failure_of_a_tuner_at_a_search_space_change_is_reported_and_the_change_fails(tmp_path):
     done = []
 
     async def play(algorithms):

@@ -233,7 +233,7 @@ def test_a_stop_request_whose_reason_is_not_a_stop_reason_is_invalid(reason: Exi
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../secret", "a/b", "/etc", "a\0", "a\n", "x" * 300])
-def test_an_attempt_key_is_invalid_if_it_is_not_a_valid_folder_name(name: str) -> None:
+def test_an_attempt_key_is_invalid_if_its_trial_id_or_task_cannot_be_a_folder_name(name: str) -> None:
     for key in (
         pb.AttemptKey(trial_id=name, attempt_id=attempt_id(0), task="main"),
         pb.AttemptKey(trial_id="abcde", attempt_id=attempt_id(0), task=name),
@@ -318,7 +318,7 @@ def storable(value: object) -> bool:
             return all(storable(getattr(value, each.name)) for each in dataclasses.fields(value))
 
 
-def test_an_end_report_of_an_earlier_keeper_has_no_optional_fields() -> None:
+def test_an_end_report_of_an_earlier_keeper_version_is_decoded_without_the_optional_fields() -> None:
     old = pb.TrialEnded(key=KEY, reason="early stopped", exit_code=143, started_at_s=1.0, ended_at_s=2.0)
     message = keeper_message_from_pb(pb.ConnectRequest(trial_ended=old))
     assert isinstance(message, m.TrialEnded)
