@@ -112,7 +112,7 @@ def complete(tuners: Sequence[str], seeds: int, processes: int) -> tuple[dict[Ke
                 one = found[tuner, problem, seed] = future.result()
             except PeerFailed as error:
                 failures.append(f"{problem}, seed {seed}: {error}")
-                # The other searches take hours, so the failure is shown now.
+                # The remaining searches take hours, so this failure is printed immediately.
                 print(failures[-1], file=sys.stderr, flush=True)
                 continue
             if tuner in PEERS:

@@ -17,7 +17,7 @@ from table import Row, aligned
 
 _PROBES = 3
 _BLOCK = bytes(4096)
-# A row counts as changed only if all pairs of rounds agree. With fewer than three pairs, chance agreement is too frequent.
+# A row counts as changed only if all pairs of rounds changed in the same direction. Fewer than three pairs often agree by chance.
 _MIN_PAIRS = 3
 
 
@@ -33,7 +33,7 @@ class Results:
     rounds: list[list[Row]]
 
     def write(self, path: Path) -> None:
-        """Write them as JSON."""
+        """Write the results as JSON."""
         document = {
             "machine": self.machine,
             "rounds": [[asdict(row) | {"figure": row.figure} for row in rows] for rows in self.rounds],

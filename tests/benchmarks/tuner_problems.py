@@ -44,7 +44,7 @@ REFERENCE = "Optuna's TPE"
 GOAL = 0.15
 _RANDOM_POINTS = 4000
 _CLIMBS, _CLIMBERS = 12, 40
-# An error of 0 has no logarithm, so smaller errors are raised to this value. Differences below a tenth of a percent do not count.
+# The forests predict the logarithm of the error. An error of 0 has no logarithm, so this value replaces all smaller errors.
 _MIN_ERROR = 1e-3
 
 

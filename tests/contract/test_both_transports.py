@@ -63,8 +63,8 @@ class MountRules:
         if not self.transports.polls_storage(JOB, TASK, self.now_s) or self.looks:
             return
         assert self.transports.next_poll(self.now_s + POLL_INTERVAL_S) in (JOB, None)
-        # If a file has changed after the end of the attempt, a process that could not be killed wrote to it. Before such a write,
-        # the end of the attempt is already visible on the storage.
+        # A file that has changed after the end of the attempt was changed by a process that could not be killed. Before such a
+        # change, the end of the attempt is already visible on the storage.
         is_old = self.files.final_sizes is not None and self.files.sizes != self.files.final_sizes
         sizes = self.files.final_sizes if shows_end or is_old else None
         pieces = []

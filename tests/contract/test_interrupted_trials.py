@@ -1,4 +1,4 @@
-"""Trials that a stop of the whole experiment has interrupted: their parameters are proposed once more after a resume."""
+"""Trials that were interrupted by a stop of the whole experiment: their parameters are proposed again after a resume."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def a_result(value):
 
 
 class Search:
-    """A tuner whose outcomes are also kept as the store keeps them, so that it can be rebuilt at any point."""
+    """A tuner and the outcomes of its trials. The tuner can be restored from these outcomes at any point."""
 
     def __init__(self, name):
         self.name, self.asked, self.outcomes = name, {}, {}
@@ -125,7 +125,7 @@ def test_a_tuner_with_rounds_uses_the_result_of_the_repeated_trial_for_the_next_
     search.resume()
     following = search.ask()
     if name == "PBTTuner":
-        # Members continue in their order; the last one was the best and keeps its parameters.
+        # The members of the population continue in order. The last member was the best, so it keeps its parameters.
         following = [following, *(search.ask() for _ in range(8))][8]
     assert following["x"] == asked[8]["x"]
 

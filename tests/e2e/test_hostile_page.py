@@ -63,7 +63,7 @@ def attack_on(origin, jobs="/trial-jobs", removed="/experiment", body="{}"):
 
 
 def is_attacked(page, url):
-    """Visit the hostile page until it has tried everything."""
+    """Visit the hostile page until it has sent all its requests."""
     page.goto(url)
     page.wait_for_function("document.title === 'tried everything'")
 
@@ -100,7 +100,7 @@ def manager():
     server.close()
 
 
-# The hostile page comes from another site, or from this machine (loopback name or address) with a port other than the manager's.
+# The hostile page comes from another site, or from another port of this machine (by its loopback name or address).
 @pytest.mark.parametrize("site", ["evil.example", "localhost", "127.0.0.1"])
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost"])
 def test_requests_from_a_hostile_page_are_refused_before_any_operation_runs(manager, site, target):

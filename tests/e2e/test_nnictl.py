@@ -430,7 +430,7 @@ def test_nnictl_uses_https_for_a_host_other_than_loopback(place, nnictl):
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert line["status"] == "RUNNING"
 
-    shutil.rmtree(line["logDir"])  # the folder has the certificate
+    shutil.rmtree(line["logDir"])  # this folder contains the certificate
     listed = nnictl("experiment", "list")
     assert (listed.returncode, line["id"] in listed.stdout) == (0, True)
     assert (
@@ -664,18 +664,18 @@ def test_nnictl_create_in_a_terminal_shows_the_progress_of_the_experiment(place)
     ) as process:
         os.close(side)
         seen = b""
-        # A read of a terminal fails with OSError after its last writer has closed it.
+        # After the last writer has closed the terminal, a read fails with OSError.
         with contextlib.suppress(OSError):
             while piece := os.read(main, 65536):
                 seen += piece
         os.close(main)
     text = seen.decode()
     assert process.returncode == 0
-    assert "\x1b[1A" in text  # the display is redrawn in place
+    assert "\x1b[1A" in text  # this sequence moves the cursor up, so that the display is redrawn in place
     assert "━" in text
     assert "3/3" in text
     assert "DONE" in text
-    assert "\x1b[?25h" in text  # the cursor is visible again
+    assert "\x1b[?25h" in text  # this sequence shows the cursor again
     assert left_in(place) == []
 
 

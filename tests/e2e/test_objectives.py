@@ -69,7 +69,7 @@ def test_the_pareto_front_is_the_same_in_nnictl_python_and_page(a_real_experimen
     assert 'a dict without "latency_ms"' in trials[1]["message"]
     assert trials[3]["values"] == [0.5, 50]
     # Three trials are not expected in the Pareto front: trial 0 violates the constraint, trial 1 has no valid result, and trial 2
-    # is much slower than the others.
+    # has a much longer latency than the other trials.
     expected = {each["id"] for each in trials[2:] if each["sequenceId"] != 2 or each["parameters"]["x"] > 1}
     params = experiment.get("/experiment")["params"]
     assert (params["objectives"], params["constraints"]) == (

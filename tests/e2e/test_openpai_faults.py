@@ -47,7 +47,7 @@ def filled(folder):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """This test's whole home on a small disk."""
+    """A small disk that contains the whole home of this test."""
     yield mounted(tmp_path)
     subprocess.run(["umount", "-l", tmp_path], check=True)
 
@@ -76,11 +76,9 @@ def test_nnictl_stop_ends_all_jobs_while_the_managers_disk_is_full(home, nnictl)
     try:
         experiment_id = two_that_run(home, nnictl)
         for each in of_jobs(home):
-            with contextlib.suppress(
-                psutil.NoSuchProcess
-            ):  # a process may have exited, for example a child process of a start
+            with contextlib.suppress(psutil.NoSuchProcess):  # a process may have exited since it was listed
                 if each.cmdline()[-1:] == ["trial_keeper"]:
-                    each.suspend()  # keepers and their guard processes have this command line
+                    each.suspend()  # this is the command line of keepers and of their guards
         filled(home / "experiments")
         done = nnictl("stop", experiment_id)
         assert done.returncode == 1

@@ -249,7 +249,7 @@ def test_a_focused_row_stays_focused_when_columns_or_order_or_loaded_rows_change
         person.see("select-t293").click()
         person.page.keyboard.press("ArrowDown")
         expect(person.see("select-t292")).to_be_focused()
-        # The link removes the filter, so all rows are loaded again.
+        # The link to trial 5 removes the filter, so the page loads all rows again.
         person.see("search").fill("t29")
         expect(person.see("table-count")).to_have_text("11 of 301 trials")
         person.see("expand-t290").focus()
@@ -354,7 +354,7 @@ def test_the_page_keeps_filters_and_order_when_an_experiment_becomes_large(brows
         expect(person.see("table-count")).to_have_text("11 of 40 trials")
         expect(rows_of(person).first).to_contain_text("t1")
         assert not any("/trial-window" in url or "/trial-sample" in url for url in person.asked)
-        # With so many changes at once, the manager sends no rows, and the page requests a new sample.
+        # If many trials change at the same time, the manager sends no rows, so the page requests a new sample.
         with overview.page.expect_response(lambda response: "/trial-sample" in response.url):
             view.loop.call_soon_threadsafe(begin, 40, 100)
         expect(person.see("table-count")).to_have_text("11 of 100 trials")

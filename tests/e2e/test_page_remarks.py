@@ -65,7 +65,7 @@ def test_tags_and_notes_from_one_browser_appear_in_another_browser(browser, a_re
         there.see("save-note").click()
         for person in (here, there):
             expect(person.see("note")).to_have_text("theirs")
-        # The new note differs only in its second line.
+        # Each of these changes affects only the second line of the note.
         for text in ("theirs\nmore", "theirs\nless"):
             there.see("edit-note").click()
             there.see("note-field").fill(text)
@@ -78,7 +78,7 @@ def test_tags_and_notes_from_one_browser_appear_in_another_browser(browser, a_re
         here.see("tags").get_by_role("button", name="Remove tag keep").click()
         expect(there.see("table-count")).to_contain_text("0 of 2")
         assert experiment.get(f"/trials/{first}")["tags"] == []
-        # These are the tags and the note of the experiment itself.
+        # The next steps change the tags and the note of the experiment itself.
         for person in (here, there):
             person.see("nav-overview").click()
         here.see("new-tag").fill("baseline")

@@ -174,7 +174,7 @@ def test_a_warning_shows_the_exit_code_and_the_log_command_if_every_trial_fails(
     experiment = prepared()
     experiment.config.trial_command = "exit 3"
     with experiment:
-        assert experiment.run("auto") is True  # NNI also returns True if all trials have ended
+        assert experiment.run("auto") is True  # as in NNI, True means that all trials have ended
         last = capsys.readouterr().err.splitlines()[-1]
     assert "none of 2 trials succeeded; the last one " in last
     assert "exit code 3; `nnictl log trial" in last

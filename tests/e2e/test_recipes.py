@@ -184,7 +184,7 @@ def test_the_optuna_example_of_the_docs_runs(tmp_path):
 def test_the_example_for_nni_users_runs_with_the_manager_of_the_real_nni_package(tmp_path):
     python = python_with_nni("3.0")
     files, (command,) = example("from-nni", "NNI")
-    # One trial of NNI takes some seconds, so the test runs only two.
+    # One trial of NNI takes some seconds, so the test runs only two trials.
     few = files["config.yml"].replace("maxTrialNum: 20", "maxTrialNum: 2")
     assert few != files["config.yml"]
     place = write(tmp_path / "work", files | {"config.yml": few})
@@ -202,8 +202,8 @@ def test_the_example_for_nni_users_runs_with_the_manager_of_the_real_nni_package
         return found if found["status"] in ("DONE", "ERROR") else None
 
     try:
-        # NNI waits only a few seconds until its manager listens, and ten seconds until its tuner connects. Both are too short on
-        # a busy machine.
+        # NNI waits only a few seconds for its manager to listen, and ten seconds for its tuner to connect. Both may take longer
+        # on a busy machine, so the test tries up to five times.
         for _ in range(5):
             done = nnictl_of_nni([*command, f"--port={port}"])
             if "/check-status" not in done.stderr:
@@ -230,7 +230,7 @@ def test_the_ray_tune_example_of_the_docs_runs(benchmark_module, tmp_path):
     peers = benchmark_module("trial_peers")
     files, (command,) = example("from-ray-tune", "Ray Tune")
     assert files["search.py"].count("num_samples=20,") == 1
-    # Ray Tune starts a process with all of Ray for each trial.
+    # Ray Tune starts a process that imports all of Ray for each trial, so the short form of this test runs fewer trials.
     files["search.py"] = files["search.py"].replace("num_samples=20,", f"num_samples={amount(3, 20)},")
     place = write(tmp_path / "work", files)
     assert command == "python3 search.py"
@@ -239,7 +239,7 @@ def test_the_ray_tune_example_of_the_docs_runs(benchmark_module, tmp_path):
     except peers.PeerLacking as lacking:
         compile(files["search.py"], "search.py", "exec")
         pytest.skip(str(lacking))
-    # Ray may print what its workers have written at their ends after the script's last line.
+    # The last line of the script may not be the last line of stdout: Ray may print the output of its workers later.
     (best,) = re.findall(r"^best (.*)$", printed, re.MULTILINE)
     assert 0 <= float(best) < float("inf")
 

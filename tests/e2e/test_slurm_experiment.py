@@ -78,7 +78,7 @@ def test_the_digits_example_runs_its_trials_on_both_nodes(slurm, work, nnictl):
     found = trials(nnictl, experiment_id)
     assert [(each["status"], each["value"] is not None) for each in found] == [("SUCCEEDED", True)] * 4
     jobs = slurm.run("squeue", "-h", "--array", "-t", "all", "-o", "%j %T %N").splitlines()
-    # A job has the name of its trial, or that of its array.
+    # The name of a job is the name of its trial or the name of its job array.
     assert [job.startswith(f"nni-{experiment_id}-") for job in jobs] == [True] * 4
     assert {tuple(job.split()[1:]) for job in jobs} == {("COMPLETED", node) for node in NODES}
     assert left_in(work) == []
@@ -98,7 +98,7 @@ def test_the_digits_example_runs_several_trials_per_job_with_the_same_results_as
     assert [each["status"] for each in trials(nnictl, experiment_id)] == ["SUCCEEDED"] * 4
     there = metrics_of(nnictl, experiment_id)
     wait_until(lambda: not slurm.live(), "no job is left")
-    # Two jobs, or one array of two.
+    # The trials ran in two jobs, or in one job array with two tasks.
     names = slurm.run("squeue", "-h", "--array", "-t", "all", "-o", "%j").split()
     assert len(names) == 2
     assert all(name.startswith(f"nni-{experiment_id}-") for name in names)
@@ -120,7 +120,8 @@ def test_a_waiting_trial_shows_the_pending_reason_of_slurm_and_is_cancelled_with
     created = create(nnictl)
     assert created.returncode == 0, created.stdout + created.stderr
     (experiment_id,) = re.findall(r"The experiment id is (\w+)", created.stdout)
-    # Both tasks of the job array may have the same reason: Slurm gives the second one its own when it separates the first.
+    # At first, both tasks of the job array may have the same reason. The second task gets its own reason when Slurm separates the
+    # first task.
     wait_until(
         lambda: (
             len(shown := [each["message"] for each in trials(nnictl, experiment_id)]) == 2

@@ -153,7 +153,7 @@ class FakeManager:
         self._unknown = ""
         """What to do about a message that this class does not know."""
 
-    # ---- for tests
+    # ---- methods for tests
 
     def start(self) -> None:
         """Listen at a new address."""
@@ -225,7 +225,7 @@ class FakeManager:
         """The committed bytes of a stream."""
         return bytes(self.store.bytes.get((key, stream), b""))
 
-    # ---- for the servicer, in the loop's thread
+    # ---- methods that the servicer calls in the thread of the event loop
 
     most_streams_of_job = 100
 
@@ -294,7 +294,7 @@ class FakeManager:
         """The number of open streams."""
         return len(self._connections)
 
-    # ---- inside
+    # ---- internal methods
 
     async def _start(self, port: int) -> None:
         self._server = KeeperServer(self)
@@ -379,12 +379,12 @@ class KeeperProcess:
         **options: Any,
     ) -> None:
         """The output of the keeper goes to files in `folder`. `prefix` is the command that runs the keeper. `options` are
-        arguments of Popen. `is_forked`: without any of these the keeper is a fork, see `forked_programs`.
+        arguments of Popen. If `is_forked` is true and none of these is given, the keeper is a fork (see `forked_programs`).
         """
         self.settings = settings
         self.stdout_file, self.stderr_file = folder / "keeper-stdout", folder / "keeper-stderr"
         environ = environ | settings.to_environ()
-        # The dynamic linker reads its variables when a program starts.
+        # The dynamic linker reads its variables only when a program starts, so a fork would ignore them.
         is_new = prefix or arguments or options or any(name.startswith("LD_") for name in environ)
         self.process: subprocess.Popen[bytes] | ForkedProcess
         with self.stdout_file.open("ab") as stdout, self.stderr_file.open("ab") as stderr:

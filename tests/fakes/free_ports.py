@@ -11,7 +11,7 @@ from pathlib import Path
 # This file contains the range of ports that the kernel uses for outgoing connections. Tests use lower ports, so that a restarted
 # server does not find its port taken.
 _GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-# nnictl chooses its ports below this one.
+# nnictl chooses ports below this port.
 _LOWEST_PORT = 12000
 
 

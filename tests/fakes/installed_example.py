@@ -20,7 +20,7 @@ def installed_example():
     shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
     site = folder / "site"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    # Without isolation, pip does not install setuptools for this build: the tests' environment has it.
+    # Without build isolation, pip uses the setuptools of the tests' environment instead of installing it for the build.
     options = ["--no-deps", "--no-index", "--no-build-isolation"]
     subprocess.run([*pip, "install", *options, "--target", site, folder / "source"], check=True)
     return str(site)

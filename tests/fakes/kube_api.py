@@ -109,7 +109,7 @@ class KubeApi:
             }
         )
 
-    # ---- for tests
+    # ---- methods for tests
 
     def misbehave(self, how, times=1, *, at=("", ""), retry_after=None):
         """Make the next `times` calls fail as `how` says: with a status, or by "drop", "conflict", "page STATUS" or "hang".
@@ -136,7 +136,7 @@ class KubeApi:
     def counted(self):
         return Counter(self.asked)
 
-    # ---- answers
+    # ---- responses
 
     def fault(self, verb, plural):
         for at in ((verb, plural), (verb, ""), ("", plural), ("", "")):
@@ -314,7 +314,7 @@ def _seen_by(entry, namespace, labels, fields):
         return None
     shown = entry.after
     if not is_ and entry.type != "DELETED":
-        # As the real server: an object that left the selection is shown as it was, with the version of the change.
+        # The object no longer matches the selectors. Like a real server, send its old content with the version of the change.
         version = {"resourceVersion": entry.after["metadata"]["resourceVersion"]}
         shown = entry.before | {"metadata": entry.before["metadata"] | version}
     return {"type": "DELETED" if not is_ else "MODIFIED" if was else "ADDED", "object": shown}
@@ -523,7 +523,7 @@ class _Answering(BaseHTTPRequestHandler):
         refused = Refused(how, words.get(how, "InternalError"), "somewhere something failed")
         self._send(how, refused.document(), {} if retry_after is None else {"Retry-After": str(retry_after)})
 
-    # ---- sending
+    # ---- sending responses
 
     def _send(self, status, document, headers=()):
         self._send_bytes(status, json.dumps(document).encode(), "application/json", dict(headers))

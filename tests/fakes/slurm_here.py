@@ -117,7 +117,7 @@ class SlurmHere:
         wait_until(lambda: stamp() not in (0, before), "slurmctld has saved its state")
 
     def copy_state(self, folder: Path) -> None:
-        """Copy the state of slurmctld, which is suspended meanwhile: it writes and renames files."""
+        """Copy the state of slurmctld. It is suspended during the copy, because it writes and renames these files."""
         process = self._daemons["slurmctld"]
         threads = Path(f"/proc/{process.pid}/task")
 

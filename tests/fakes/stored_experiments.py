@@ -85,7 +85,7 @@ def a_process_of(folder):
     process = subprocess.Popen(
         ["sleep", "600"], env={"NNI_SYS_DIR": str(attempt), "PATH": os.environ["PATH"]}
     )
-    # The kernel closes the pipe for which Popen waits before it sets the new environment.
+    # Popen returns when exec closes a pipe. The kernel sets the new environment only after that.
     while not Path(f"/proc/{process.pid}/environ").read_bytes():
         pass
     return process

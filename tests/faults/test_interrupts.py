@@ -80,8 +80,8 @@ def test_an_early_interrupt_of_nnictl_create_leaves_no_process_and_no_experiment
     (place / "train.py").write_text(ENDLESS)
     experiments = place.parent / "experiments"
     process = nnictl(place, "create", "config.yml")
-    # The interrupt arrives after the experiment's folder exists and before the manager is ready. This takes a few hundred
-    # milliseconds.
+    # The interrupt arrives after the experiment's folder was created and before the manager is ready. Between these two events
+    # are a few hundred milliseconds.
     wait_until(lambda: any(experiments.glob("*/db")), "the experiment has a folder", every_s=0.001)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=2 * DEADLINE_S)
@@ -115,8 +115,8 @@ def test_an_interrupted_nnictl_create_ends_all_processes_or_prints_the_stop_comm
         ]
         process = nnictl(place, "create", "config.yml", *foreground)
         printed = interrupted(process, moments_s)
-        # Tracebacks without our modules are ignored: Python prints one if the interrupt arrives before the first line of our
-        # code.
+        # A traceback without our modules is ignored. Python prints such a traceback if the interrupt arrives before the first
+        # line of our code.
         if "Traceback" in printed and any(name in printed for name in OURS):
             tracebacks.append((number, moments_s, printed))
         names = {path.name for path in (place.parent / "experiments").glob("*")}

@@ -19,7 +19,7 @@ REUSE = {"localConfig": {"reuse": True}}
 KINDS = {
     "plain": ({}, (0,)),
     "reuse": (REUSE, (0, 1, 2)),
-    # The first trial of a job is always a cold start, so the test does not kill the keeper during it.
+    # The first trial of a job is always a cold start, so the test does not kill the keeper during this trial.
     "warm": (REUSE | {"warmImports": ["time", "nni_sdk"]}, (1, 2)),
 }
 

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("no_polls", "late_storage")
 
 
 def run_first(experiment, use=None):
-    """Run a first manager, until the keeper of its only trial has started it and `use` has returned; return the trial's id."""
+    """Run a first manager, until the keeper has started the only trial and `use` has returned; return the trial's id."""
     seen = []
 
     async def scenario():
@@ -278,7 +278,7 @@ def test_a_running_trial_keeps_the_final_result_that_an_earlier_manager_stored(a
 
 
 def create_in_1970(experiment):
-    """Let the trials be as old as the starts that `run_first` reports."""
+    """Set the creation time of the trials to 1970, the year of the starts that `run_first` reports."""
     with contextlib.closing(sqlite3.connect(experiment.folder.database, isolation_level=None)) as store:
         store.execute("UPDATE trial SET created_at_s = 1.0")
 
@@ -315,7 +315,7 @@ def test_the_time_before_a_resume_counts_towards_the_time_limit_of_a_running_tri
 
 
 def test_a_trial_that_exceeded_its_time_limit_is_stopped_after_its_job_is_adopted(a_real_experiment):
-    """The cluster answers late; until then the training service could not stop the job."""
+    """The cluster answers late. Until its answer, the training service cannot stop the job."""
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
     run_first(experiment)  # its keeper has reported a start in 1970
     create_in_1970(experiment)
@@ -421,7 +421,7 @@ def test_the_results_before_a_checkpoint_are_stored_even_if_a_manager_ended_whil
             is_reading.set()
             await asyncio.Event().wait()
 
-        engine.storage_poller.drain_source = hang  # the storage does not answer
+        engine.storage_poller.drain_source = hang  # this simulates a storage that does not respond
         source = {"trial_id": trial.trial_id, "attempt_id": FIRST, "task": "main-0"}
         source |= {"checkpoint": "000001", "load": "a"}
         metrics = frames(("CONTINUED", source), ("PERIODICAL", 3), ("FINAL", 3))
@@ -513,7 +513,7 @@ def test_a_run_that_a_restarted_container_started_while_no_manager_ran_has_its_o
 
     async def restart(engine, trial, first, keeper):
         key = write_start(experiment, trial)
-        if is_registered:  # the start was not received
+        if is_registered:  # the attempt is registered, but the manager has not received its start report
             engine.runtime.post(AttemptSeen(key))
 
     run_first(experiment, restart)  # its keeper has reported a start in 1970

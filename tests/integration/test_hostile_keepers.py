@@ -245,7 +245,7 @@ def test_the_number_of_streams_per_job_is_limited(scene, hostile):
                 codes.append(error.code())
             else:
                 codes.append(CODE.OK)
-        # One stream of the job belongs to its regular keeper, so 15 of the 20 new streams are accepted.
+        # The regular keeper of the job uses one of the 16 permitted streams, so 15 of the 20 new streams are accepted.
         assert codes.count(CODE.RESOURCE_EXHAUSTED) == 5, codes
         assert codes[0] is CODE.OK
     wait_until(lambda: hostile.answer(words(hostile.hello))[0] is CODE.OK, "a new stream is accepted")
@@ -370,7 +370,7 @@ def test_thousands_of_connections_use_bounded_memory(scene):
             scene.rss() - rss_before
             < MAX_BYTES_OF_CONNECTION * min(CONNECTIONS, MAX_CONNECTIONS) + 20_000_000
         )
-        # A keeper can still connect.
+        # A regular keeper can still connect.
         assert scene.hostile.answer(words(scene.hostile.hello))[0] is CODE.OK
     finally:
         for peer in peers:

@@ -163,7 +163,7 @@ def test_objects_are_created_read_listed_and_deleted(cluster, server):
 
 
 def test_a_404_response_for_an_existing_object_is_reported_as_an_unavailable_cluster(cluster, server):
-    """A gateway, or an API server that starts, answers 404 for paths that exist."""
+    """A gateway, or an API server that is still starting, may answer 404 for a path that exists."""
     cluster.create(OUR_SECRETS, "default", a_secret("a"))
     server.api.misbehave(404, 2)
     with pytest.raises(ClusterUnavailable, match="list the served kinds"):
@@ -181,7 +181,7 @@ def test_a_404_response_for_an_existing_object_is_reported_as_an_unavailable_clu
     ],
 )
 def test_an_error_page_of_a_proxy_does_not_count_as_a_refusal_by_the_cluster(cluster, server, status, told):
-    """A proxy whose login has expired, or a firewall, answers with a page instead of a Status."""
+    """A firewall, or a proxy whose login has expired, answers with a web page instead of a Status object."""
     server.api.misbehave(f"page {status}", 3)
     with pytest.raises(ClusterUnavailable, match=told):
         cluster.create(OUR_SECRETS, "default", a_secret("a"))
@@ -312,7 +312,7 @@ def test_a_watch_lists_objects_without_a_second_pause_if_it_receives_a_410_after
         return server.api.counted()["watch", "secrets"]
 
     def pauses(*_):
-        # The server answers the fifth watch with 410. If the watch paused after this response, it would pause for 1e6 s.
+        # The server answers the fifth watch request with 410. A pause after this response would last 1e6 s.
         while True:
             yield 1e6 if watches() == 5 else 0.0
 

@@ -48,7 +48,7 @@ def a_framework(exit_code):
     )
 
 
-# 101 is also an exit code of keepers.
+# A keeper can also exit with 101. The exit code of an init container must not be mistaken for that of a keeper.
 @pytest.mark.parametrize("config", [a_job(101), a_framework(101)], ids=["job", "framework"])
 async def test_the_failed_init_container_is_reported_as_the_cause_if_a_job_could_not_start(site, config):
     site.config = config

@@ -179,7 +179,7 @@ async def close_early(folder):
             await asyncio.sleep(0)
 
 
-# The parameters cover every order of completion and cancellation. A coroutine needs one tick for its first step.
+# The numbers of ticks cover every order of completion and cancellation. A coroutine needs one tick for its first step.
 TICKS = range(1, 10)
 
 
@@ -279,7 +279,7 @@ async def overtake(folder):
             TrialEnded(key, ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 18}),
             Chunk(key, Stream.METRICS, 8, b"the last 1"),
         ]
-        # These calls make no pause, so a whole window of logs is queued in the link before the urgent messages.
+        # These calls do not yield to the event loop. So the link has queued a whole window of logs before the urgent messages.
         for message in (
             *logs,
             *urgent,

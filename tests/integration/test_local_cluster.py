@@ -116,9 +116,9 @@ FOR_EVER = "sleep 1000"
             0,
             {"SUCCEEDED", "STOPPED"},
         ),
-        # With -1, failed tasks never fail the job, even if all tasks fail.
+        # If minFailedInstances is -1, failed tasks never fail the job, even if all tasks fail.
         (completion(-1, -1), 2, "false", "SUCCEEDED", 0, {"FAILED"}),
-        # With -1, succeeded tasks do not end the job early. The job ends with its last task.
+        # If minSucceededInstances is -1, the job does not end before its last task, even if other tasks have succeeded.
         (completion(1, -1), 2, "true", "SUCCEEDED", 0, {"SUCCEEDED"}),
     ],
 )
@@ -332,7 +332,7 @@ def test_each_task_has_unique_ports_and_a_job_without_free_ports_fails(play):
         crowded = await over(cluster, "two")
         assert crowded.tasks["worker"][0].exit.code == 253
         assert "free ports between" in crowded.attempt.exit.diagnostics
-        # Without gang allocation each task is allocated by itself: the first one ends the attempt while the second one waits.
+        # Without gang allocation, each task is allocated separately. The first task ends the attempt while the second task waits.
         single = {"extras": {"gangAllocation": False}, "jobRetryCount": 1}
         await cluster.submit("alice", roles(name="three", top=single, worker={**role, "instances": 2}))
         assert (await over(cluster, "three")).attempt.code == 253
@@ -434,7 +434,7 @@ def test_jobs_wait_for_gpus_in_submission_order_and_share_no_gpu(play):
             await cluster.submit("alice", roles(name=name, worker=role))
         found = [await over(cluster, name) for name in names]
         assert {await log(cluster, name) for name in names} == {"0,1 0,1\n", "2,3 2,3\n"}
-        # The jobs start in the order of their submission, two at a time.
+        # The jobs start in the order of their submission, and two jobs run at the same time.
         began = [detail.job.launched_at_s for detail in found]
         ended = [detail.job.completed_at_s for detail in found]
         assert max(began[:2]) < min(began[2:])

@@ -99,7 +99,7 @@ def asks_for_parameters(parameters):
 def nothing(parameters):
     pass
 """
-# Each function ends training in a way that its framework does not announce.
+# Each of these functions trains in such a way that the framework does not report the end of the training to its callbacks.
 TRAININGS = """\
 import numpy as np
 

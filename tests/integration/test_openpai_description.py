@@ -185,7 +185,7 @@ def test_every_operation_of_the_api_description_matches_its_schema_or_is_documen
             differences[name] = [f"{each.json_path}: {each.message}" for each in found]
     assert differences == {}
     assert absent == ABSENT
-    # 43 of version 2.2.0, three later ones, and the path of OpenPAI's successor.
+    # 43 operations are from version 2.2.0, three are newer, and one has the path of OpenPAI's successor.
     assert len(operations) == 47
 
 
@@ -223,7 +223,7 @@ CALLS = {
     "rest_api_job_info, ssh": ("GET", "v1/user/ada/jobs/done/ssh", None, {}),
     "rest_api_execute_job": ("PUT", "v1/user/ada/jobs/made/executionType", None, {"value": "STOP"}),
 }  # fmt: skip
-# The SDK sends no token with these. The server of release 0.14 requires none, that of 1.8 requires one.
+# The SDK sends no token with these calls. The server of release 0.14 requires no token for them, but that of release 1.8 does.
 WITHOUT_TOKEN = {name for name in CALLS if "job_list" in name or "job_info" in name}
 
 

@@ -60,7 +60,7 @@ def test_remarks_are_durable_after_the_response_and_are_restored_by_the_next_man
         answer = experiment.ask("PATCH", path, data=json.dumps(document, ensure_ascii=False).encode())
         return answer.status_code, answer.json()
 
-    # A repeated HTTP request receives the same response as the first.
+    # If the HTTP request is repeated, the second response equals the first response.
     for _ in range(2):
         assert change({"addTags": ["keep", "bad"], "note": "one\ntwo"}) == (
             200,
@@ -73,7 +73,7 @@ def test_remarks_are_durable_after_the_response_and_are_restored_by_the_next_man
     assert change({"removeTags": ["bad"]})[1]["tags"] == ["keep"]
     (row,) = experiment.get(f"/changes?since={seen['version']}")["trials"]
     assert row["tags"] == ["keep"]
-    # A refused request changes nothing.
+    # A refused request changes neither tags nor notes.
     for document in ({"addTags": ["a b"]}, {"tags": []}, [], {"note": 5}, {"note": "x" * 10_001}):
         status, answer = change(document)
         assert (status, answer["error"][:7]) == (400, "cannot "), document

@@ -80,7 +80,7 @@ def _opened_for_writing(pipe):
 
 def test_a_storage_error_is_raised_if_the_connection_is_lost_while_a_file_is_sent(site, pool):
     path = pool.workspace.trial("trial1").trial_json
-    os.mkfifo(path)  # a file whose content takes as long to read as the test needs
+    os.mkfifo(path)  # reading from this pipe takes as long as the test needs
     pool.note_trial("trial1", key(site, "one"))
     with ThreadPoolExecutor(1) as other_thread:
         sent = other_thread.submit(RemoteShare(pool).send, path)
@@ -94,7 +94,9 @@ def test_a_storage_error_is_raised_if_the_connection_is_lost_while_a_file_is_sen
 
 
 def _start_to_send(path, pool, site):
-    """Queue a named pipe as a file for the first machine, which was away; return its end once the new connection reads it."""
+    """Queue a named pipe as a file for the first machine while this machine is unreachable. Return the client and the writing end
+    of the pipe when the new connection reads from the pipe.
+    """
     client = pool.clients[key(site, "one")]
     site.machines["one"].stop()
     wait_until(lambda: client.problem, "the machine is away")

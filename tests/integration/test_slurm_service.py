@@ -236,7 +236,7 @@ async def test_each_poll_of_all_jobs_calls_squeue_once(place, tmp_path, monkeypa
     await service.close()
 
 
-# The cluster runs eight jobs at once. A job ends when its gate exists, with its number as the exit code.
+# The cluster runs eight jobs at the same time. A job ends when its gate file exists, and its exit code is its number.
 GATED = """\
 env > {folder}/$TRIAL_KEEPER_JOB_ID.env
 echo output of $TRIAL_KEEPER_JOB_ID
@@ -246,7 +246,9 @@ exit ${{TRIAL_KEEPER_JOB_ID#trial}}
 
 
 async def submit_at_once(place, service, folder, count):
-    """Submit so many jobs. Waits until the cluster is full. Returns the ids of those that run, and of those that are pending."""
+    """Submit `count` jobs at the same time, and wait until the cluster is full. Return the ids of the running jobs and of the
+    pending jobs.
+    """
     write(place, GATED.format(folder=folder))
     jobs = [f"trial{number}" for number in range(count)]
     await asyncio.gather(*(service.submit(place.settings(job_id)) for job_id in jobs))
@@ -263,7 +265,7 @@ def open_gates(folder, jobs):
 
 
 def task_of(place, job_id):
-    """The id of a task of an array in Slurm."""
+    """Slurm's id of the array task that is this job."""
     lines = place.slurm.run("squeue", "-h", "--array", "-o", "%i %j").splitlines()
     ids = {name: number.partition("_")[0] for number, name in map(str.split, lines)}
     (array,) = (path for path in place.jobs.glob("*.tasks") if job_id in path.read_text().split())

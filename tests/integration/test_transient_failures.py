@@ -53,7 +53,7 @@ def test_the_metrics_of_an_attempt_are_read_once_for_two_simultaneous_continuati
         may_end.set()
         await until(lambda: not engine.recovery._sources)
         assert reads == [key]
-        engine.recovery.drain_source(key)  # a later continuation
+        engine.recovery.drain_source(key)  # this call simulates another, later continuation
         await until(lambda: not engine.recovery._sources)
         assert reads == [key] * 2
         await engine.close()
@@ -95,7 +95,7 @@ def test_the_metrics_of_an_earlier_attempt_are_read_after_its_received_writes_ar
         with a_blocked_store(experiment):
             keeper.send(Chunk(key, Stream.METRICS, 0, frames(("PERIODICAL", 1))))
             engine.recovery.drain_source(key)
-            await asyncio.sleep(0)  # the task that reads starts
+            await asyncio.sleep(0)  # the asyncio task that reads the metrics starts
         await until(lambda: stored_before)
         assert stored_before == [[1]]
         await engine.close()

@@ -320,7 +320,7 @@ def test_pwd_variables_set_by_a_shell_wrapper_of_python_do_not_affect_trials(war
     assert site.warmly(interpreter, environ=environ) == (0, "['/a', None]\n", "")
 
 
-# bash splits the command into words: in this script `python` is a shell function that prints its arguments.
+# This script shows how bash splits a command into words: `python` is a shell function that prints its arguments.
 SHOW = "python() {{ printf '%s\\0' \"$@\"; }}; {}"
 
 
@@ -551,8 +551,8 @@ def test_a_repeated_script_is_compiled_once_until_it_changes(warm_of, site, pyth
 @pytest.mark.parametrize(
     ("scripts", "cached"),
     [
-        ("121212", "......"),  # no script runs twice in a row
-        ("1112111", "..*.***"),  # a rare script does not replace a frequent script
+        ("121212", "......"),  # no script runs twice in a row, so no script is cached
+        ("1112111", "..*.***"),  # the rare script 2 does not replace the frequent script 1 in the cache
         ("11122211", "..*..*.."),
     ],
 )

@@ -110,7 +110,7 @@ class _Finder:
             case ast.Constant(value=bool()):
                 self._replace(node, str(not node.value))
             case ast.Constant(value=int() | float() as value):
-                # Above 2**53, a float is equal to its successor.
+                # For a float above 2**53, adding 1 may have no effect.
                 self._replace(node, str(value + 1 if value + 1 != value else value * 2))
             case ast.Return(value=ast.expr() as value) if self._text(value) != "None":
                 self._replace(node, "return None")

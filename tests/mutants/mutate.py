@@ -36,8 +36,8 @@ from mutant_forks import SURVIVED, Request
 
 ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.txt")
-# For each folder: the quick tests, then the slow tests, that apply to all its modules. For each mutant, the unit tests that
-# import the changed module run first, and the contract and integration tests that import it before the other slow tests.
+# For each folder: the quick tests, and then the slow tests, that apply to all its modules. For each mutant, the unit tests that
+# import the changed module run first. The contract and integration tests that import it run before all other slow tests.
 TARGETS: dict[str, tuple[list[str], list[str]]] = {
     "manager/nni_manager/domain": (
         [
@@ -82,12 +82,12 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
         ["integration/test_admission.py", "integration/test_mount.py"],
     ),
 }
-# A test, or a run of pytest, that takes longer counts as a hang.
+# A test that takes longer than TEST_TIMEOUT_S counts as a hang, and so does a run of pytest after RUN_TIMEOUT_S.
 TEST_TIMEOUT_S = 60
 RUN_TIMEOUT_S = 600
 # The first stage runs quick tests only, so it detects a hang earlier.
 FORK_TIMEOUT_S = 20
-# Print the time left after so many mutants.
+# The remaining time is printed each time that this number of mutants has been judged.
 ESTIMATE_INTERVAL = 25
 
 
@@ -232,7 +232,7 @@ class Copy:
     ) -> Iterator[tuple[Mutant, str, str]]:
         """Judge the mutants with these unit tests in forks: each mutant, its verdict, and the test that kills it.
 
-        Mutants whose process dies have no verdict. `workers`: how many mutants are judged at once.
+        Mutants whose process dies have no verdict. `workers`: the number of mutants that are judged at the same time.
         """
         request = self.folder / "request"
         request.write_text(
@@ -262,7 +262,7 @@ class Copy:
         """Kill the tests and the processes that they have left. These processes have the copy's path in their command lines."""
         if self._process is None:
             return
-        self._process.kill()  # It must not fork while the other processes are listed.
+        self._process.kill()  # This process must not fork while the remaining processes are listed.
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if any(str(self.folder) in word for word in process.cmdline()):
@@ -311,7 +311,7 @@ class Judge:
 
 
 class Report:
-    """Prints the verdict of each mutant, the time left now and then, and at last the survivors and the score."""
+    """Prints the verdict of each mutant, at intervals the remaining time, and finally the survivors and the score."""
 
     def __init__(self, root: Path, size: int) -> None:
         self._root = root
@@ -322,7 +322,7 @@ class Report:
         self._since_s = 0.0
 
     def add(self, mutant: Mutant, killer: str = "", reason: str = "") -> None:
-        """Print the verdict of a mutant: the test that kills it, the reason why none can, or neither."""
+        """Print the verdict of a mutant: the test that kills it, or the reason why no test can kill it, or neither."""
         self._killed += bool(killer)
         self._explained += bool(reason)
         if not killer and not reason:
@@ -340,8 +340,8 @@ class Report:
         print(f"{name}: {to_judge} mutants", flush=True)
 
     def count(self) -> None:
-        """Count a mutant that the stage has judged, and print the time left now and then."""
-        # The first mutant waits for the collection of the tests.
+        """Count a mutant that the stage has judged. At intervals, print the remaining time."""
+        # The collection of the tests delays the first mutant, so the time is measured from its verdict.
         if self._judged == 0:
             self._since_s = time.monotonic()
         elif self._judged % ESTIMATE_INTERVAL == 0:

@@ -22,11 +22,11 @@ class FailureReports:
         self._add(report, f"{report.nodeid} ({report.when}, {report.duration:.1f} s)")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file was read."""
+        """Record the failed collection of a test file."""
         self._add(report, f"{report.nodeid} (collection)")
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """The run is over."""
+        """Write the exit status and the failures to the file."""
         self._path.write_text(json.dumps({"exit_status": int(exitstatus), "failures": self._failures}))
 
     def _add(self, report: pytest.TestReport | pytest.CollectReport, title: str) -> None:

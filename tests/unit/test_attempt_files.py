@@ -279,7 +279,7 @@ def test_a_truncated_file_is_distinguished_from_a_temporarily_unreadable_file(fo
 
 
 def fail_with(number, times=10**6):
-    """A function that fails this many times with an error of the storage; then, if it has a successor, that is called."""
+    """A function that raises an error of the storage this many times. Later calls go to its attribute `successor`."""
     left = [times]
 
     def call(*arguments):
@@ -293,7 +293,7 @@ def fail_with(number, times=10**6):
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
 def test_a_document_that_the_storage_cannot_read_for_a_moment_is_read_again(folder, monkeypatch, number):
-    """A manager on another machine has replaced the file while it was read."""
+    """A manager on another machine has replaced the file while the keeper was reading it."""
     folder.path.joinpath("document").write_bytes(b"new")
     failing = fail_with(number, times=2)
     failing.successor = attempt_files.open_beneath
@@ -326,7 +326,7 @@ def test_a_file_that_is_removed_after_a_failed_read_has_size_0_after_the_shared_
     tail.sizes()
     os.close(
         tail._descriptors[Stream.METRICS]
-    )  # as after a failed read: the reader has to open the file again
+    )  # simulates a failed read, after which the reader has to open the file again
     change(folder.stream(Stream.METRICS))
     for _ in range(2):
         assert tail.read(Stream.METRICS, 0, 3) == b""

@@ -75,7 +75,7 @@ class KeeperLife(RuleBasedStateMachine):
 
     @initialize(is_connected=st.booleans())
     def choose_start(self, is_connected: bool) -> None:
-        # From the first event, few runs would get as far as a connection.
+        # Some runs start with a connected keeper, because few of the runs from the first event would reach a connection.
         if is_connected:
             self.spawn(succeeds=True)
             self.pass_time(0)

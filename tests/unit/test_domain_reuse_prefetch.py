@@ -291,7 +291,7 @@ def test_the_number_of_prefetched_trials_does_not_depend_on_the_duration_of_lost
         search.start(f"t{number}")
     search.end("t0", at_s=10.02)
     search.deliver("t0")
-    search.trial("t1").run.start_received_at_s = -100.0  # it has run for 100 s
+    search.trial("t1").run.start_received_at_s = -100.0  # t1 has run for 100 s
     search.lose("env-1", *search.experiment.jobs.live["env-1"].waiting_ids)
     assert search.trial("t1").state is TrialState.FAILED
     search.idle("env-0")

@@ -30,7 +30,7 @@ BODIES = {
     "a hash of its own": {"a": int, "__hash__": lambda self: 7},
     "a text of its own": {"a": int, "__repr__": lambda self: f"<{self.a}>"},
 }
-# Without NaN: since Python 3.13, the standard library compares fields one by one, so an object with NaN is not equal to itself.
+# NaN is excluded: since Python 3.13, the standard library compares field by field, so an object with NaN is not equal to itself.
 VALUES = st.integers(0, 2) | st.floats(allow_nan=False) | st.sampled_from(["", "x"]) | st.none()
 
 

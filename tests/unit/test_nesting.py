@@ -1,4 +1,4 @@
-"""The one limit of nested JSON."""
+"""The nesting limit, which applies to all JSON values."""
 
 import json
 from typing import Any

@@ -17,7 +17,7 @@ from nni_manager.training_services.openpai.templates import (
     fill_secrets,
 )
 
-# The file has the output of mustache.js 2.3.2 with OpenPAI's loop over its tokens. None stands for an error.
+# The file contains the output of mustache.js 2.3.2, called with OpenPAI's loop over its tokens. None represents an error.
 MUSTACHE = json.loads((Path(__file__).parents[1] / "golden/openpai/mustache.json").read_text())
 
 

@@ -314,7 +314,7 @@ def test_the_provenance_of_a_trial_is_the_code_at_its_start_and_the_environment_
     newest = {"since": 20_000, "digest": None, "gitCommit": None, "isDirty": None}
     trial.run.started_at_s = 25.0
     assert provenance_view(snapshot, trial, []) == {"code": newest, "attempts": []}
-    trial.run.started_at_s = 5.0  # before the first record
+    trial.run.started_at_s = 5.0  # the start is before the first record of the code version
     assert provenance_view(snapshot, trial, []) == {"code": None, "attempts": []}
 
 
@@ -383,7 +383,7 @@ def test_importance_is_computed_once_for_unchanged_results(played, monkeypatch):
         async with client_of(played) as client:
             answers = await asyncio.gather(*(client.get("/importance") for _ in range(3)))
             assert all(answer.json()["why"].startswith("0 trials have") for answer in answers)
-            # Two pages that show different metrics
+            # Two pages show different metrics at the same time.
             for metric in ("loss", "default", "loss"):
                 await client.get(f"/importance?metric={metric}")
             assert evaluated == ["default", "loss"]

@@ -1,4 +1,4 @@
-"""The order of jobs that wait for room."""
+"""Jobs wait for room, which is free capacity on a machine, and receive it in order."""
 
 import asyncio
 
@@ -52,7 +52,7 @@ async def test_jobs_get_room_in_the_order_of_their_reservations():
     jobs = [room.reserve(job_id) for job_id in "abc"]
     await settle()
     assert room.tried == ["a"]
-    # The new job asks before the waiting jobs can react.
+    # The new job d makes its reservation before the waiting jobs can use the free room.
     room.add()
     jobs.append(room.reserve("d"))
     await settle()
@@ -73,7 +73,7 @@ async def test_all_waiting_jobs_show_the_pending_reason_of_the_first_waiting_job
     room.add()
     await asyncio.gather(*jobs)
     last = room.reserve("c")
-    assert room.reasons("c") == [""]  # not the reason of an earlier job
+    assert room.reasons("c") == [""]  # c has not tried yet, and does not show the reason of an earlier job
     await settle()
     last.cancel()
     await asyncio.gather(last, return_exceptions=True)
@@ -110,6 +110,6 @@ async def test_a_failed_reservation_attempt_is_repeated_after_a_delay():
     room.retry_s = 0.01
     waits = room.reserve("a")
     await settle()
-    room.free = 1  # without an event
+    room.free = 1  # room becomes free, but the queue is not notified
     await waits
     assert room.has == ["a"]

@@ -1,4 +1,4 @@
-"""What the keeper sends of the files of its attempts if one of them cannot be read."""
+"""The bytes that a keeper sends if one of its attempts' files cannot be read."""
 
 import asyncio
 import types
@@ -94,7 +94,7 @@ def test_a_stream_is_dropped_after_a_delay_unless_it_has_ended_or_was_replaced(
             ends.set()
         while not posted and meanwhile != "another stream":
             await asyncio.sleep(0)
-        link._drop(dropped, "cannot read")  # when the delay is over
+        link._drop(dropped, "cannot read")  # simulates the call at the end of the delay
         await link.close()
 
     asyncio.run(scenario())
