@@ -60,8 +60,8 @@ class BareServer(KeeperServiceServicer):
 
 
 async def serve(database):
-    # The manager has the same setting: keepers ping more often than gRPC permits by default, and "too_many_pings" would
-    # close their connections.
+    # The manager has the same setting. Keepers ping more often than gRPC permits by default. Without this setting, gRPC would
+    # close their connections with "too_many_pings".
     server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])
     servicer = BareServer(database)
     add_KeeperServiceServicer_to_server(servicer, server)

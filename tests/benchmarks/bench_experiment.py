@@ -166,7 +166,7 @@ def at_rest() -> list[Row]:
             experiment.start()
             wait_until(lambda: experiment.row_count() == 1, "the trial reports")
             keeper = psutil.Process(experiment.keeper_pids()[0])
-            time.sleep(2)  # wait until startup work has ended
+            time.sleep(2)  # the keeper's startup work ends within this time
             begin_s = cpu_s(keeper.pid)
             time.sleep(REST_S)
             cpu_percent = (cpu_s(keeper.pid) - begin_s) / REST_S * 100

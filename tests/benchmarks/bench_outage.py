@@ -64,7 +64,9 @@ def reconnection(keepers: int = KEEPERS, away_s: float = AWAY_S) -> list[Row]:
             _wait_for_keepers(experiment, keepers)
             experiment.kill_manager()
             experiment.folder.manager_log.unlink()
-            time.sleep(away_s)  # the keepers wait longer after each failed attempt to connect
+            time.sleep(
+                away_s
+            )  # the longer the outage, the longer the keepers' pauses between connection attempts
             began_s = time.monotonic()
             experiment.start()
             ready_s = time.monotonic() - began_s

@@ -18,7 +18,7 @@ from nni_manager.domain.transports import POLL_INTERVAL_S, RECONNECT_GRACE_S, Tr
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import Stream
 
-# Shrinking a failing example takes minutes; the printed seed reproduces it.
+# Shrinking a failing example takes minutes. The printed seed reproduces the failure without shrinking.
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 JOB, TASK = "job", "main-0"
 PIECE_BYTES = 64

@@ -167,7 +167,7 @@ def test_all_100000_trials_can_be_sorted_and_searched_and_filtered_in_the_table(
         person.see("download-csv").click()
     saved = list(csv.DictReader(download.value.path().read_text().splitlines()))
     assert {line["trialJobId"] for line in saved} == {trial.trial_id for trial in low}
-    # The note is shown only if the charts contain a sample. Here the charts contain all trials.
+    # The note about samples is shown only if the charts show a sample of the trials. Here, the charts show all trials.
     expect(person.see("sample-note")).to_be_hidden()
     person.see("state-filter-FAILED").click()
     expect(person.see("table-count")).to_have_text(

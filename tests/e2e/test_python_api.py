@@ -195,7 +195,7 @@ def test_experiment_wait_returns_after_the_end_of_trials_that_were_added_later(p
             experiment.enqueue_trial({"x": math.nan})
         with pytest.raises(UserError, match=r"cannot import \[\]: it has no list of results"):
             experiment.import_data([])
-        with gate.open("w"):  # the first trial has opened the pipe
+        with gate.open("w"):  # open() waits until the first trial has opened the pipe
             (place / "open").touch()
             (place / "open").replace(gate)
         with Experiment.connect(experiment.port) as other:

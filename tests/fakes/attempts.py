@@ -44,7 +44,7 @@ class AttemptNumbers:
             return key
         known = self._look(key)
         if key.attempt_id not in known:
-            known.append(key.attempt_id)  # the keeper could not create the attempt's folder
+            known.append(key.attempt_id)  # an attempt is unknown if the keeper could not create its folder
         return replace(key, attempt_id=attempt_id(known.index(key.attempt_id)))
 
     def real(self, key: AttemptKey) -> AttemptKey:

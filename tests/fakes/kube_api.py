@@ -170,14 +170,14 @@ class KubeApi:
                     break
                 if at == len(self.store.history):
                     self.store.changed.wait(max(0, min(ends_at_s - time.monotonic(), 1.0)))
-                    continue  # the wait has a timeout, because the watch may be closed meanwhile
+                    continue  # wait() has a timeout, because the watch may be closed during the wait
                 news = self.store.history[at:]
                 at += len(news)
                 since = max(since, self.store.version if news else since)
             for entry in news:
                 if entry.kind == kind and (event := _seen_by(entry, namespace, labels, fields)):
                     yield event
-        # The events are sent without the lock, because a slow reader would block all other calls.
+        # The lock is released before the events are sent: otherwise, a slow reader would block all other calls.
         if since < oldest:
             text = f"too old resource version: {since} ({oldest})"
             yield {"type": "ERROR", "object": Refused(410, "Expired", text).document()}

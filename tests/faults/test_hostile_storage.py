@@ -46,7 +46,7 @@ open(gates + ".reported", "w").close()
 """
 REUSE = {"localConfig": {"reuse": True}, "trialConcurrency": 1}
 KINDS = {
-    # Reused jobs need a connection, so their manager is reachable.
+    # The manager is unreachable only for `plain-storage`, because reused jobs need a connection.
     "plain-storage": ({"trialConcurrency": 4}, UNREACHABLE),
     "plain-stream": ({"trialConcurrency": 4}, None),
     "reuse": (REUSE, None),

@@ -197,7 +197,7 @@ async def test_the_end_message_of_a_job_on_a_lost_node_contains_the_warning_of_k
             *("the pod is being deleted", DEADLINE_S),
         )
         assert site.ends == [], "the node may come back"
-        # The watches of pods and events may lag behind.
+        # The service receives changes of pods and events from its watches, possibly later than this test.
         await until(lambda: changes, "the node is reported", DEADLINE_S)
         warning = rf"node {NODE} has not been ready for \d+ s"
         assert re.fullmatch(warning, service.warning("trial1"))

@@ -92,7 +92,7 @@ async def test_a_job_does_not_end_while_the_cluster_restarts_its_pods(site):
     ],
     ids=["preempted", "out of memory"],
 )
-async def test_a_job_that_ended_while_no_manager_ran_has_its_exit_code_and_reason(
+async def test_a_job_that_ended_while_no_manager_ran_is_reported_with_its_exit_code_and_reason(
     site, ends, exit_code, reason
 ):
     async with site.manager() as first:

@@ -359,8 +359,8 @@ def test_a_watch_continues_from_its_bookmark_after_a_timeout(cluster, server, mo
 
     with RecordedWatch(cluster) as told:
         assert told.next() == ("Synced",)
-        # The watch does not receive events of namespaces. So only a bookmark can move its position beyond this change. The server
-        # drops its history up to this change below.
+        # The watch does not receive events of namespaces, so only a bookmark can move its position beyond this change. Below, the
+        # server drops its history up to this change.
         server.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
         watches(2)
         server.store.oldest = server.store.version

@@ -666,7 +666,7 @@ print(warm)
 """
 
 
-def test_preloaded_numpy_and_scikit_learn_compute_the_same_results(warm_of, site):
+def test_numpy_and_scikit_learn_compute_the_same_results_if_they_are_preloaded(warm_of, site):
     pytest.importorskip("sklearn")
     interpreter = warm_of("numpy", "sklearn.linear_model")
     site.write(TRAINS)

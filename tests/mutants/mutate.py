@@ -243,7 +243,7 @@ class Copy:
             process = self._start(command, stdout=subprocess.PIPE, stderr=file)
         assert process.stdout is not None
         with process.stdout:
-            # Forks of a test may keep the pipe open, so the end of the pipe is not awaited.
+            # Forks of a test may keep the pipe open, so this loop does not wait for the end of the pipe.
             for line in islice(process.stdout, len(mutants)):
                 number, verdict, test = json.loads(line)
                 yield mutants[number], verdict, test

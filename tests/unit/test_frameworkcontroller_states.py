@@ -60,7 +60,7 @@ def changed(code=3, reason="Error", **pod):
     return framework
 
 
-def test_the_first_state_that_maps_to_ended_in_the_recorded_framework_is_completed():
+def test_the_recorded_framework_counts_as_ended_from_its_state_completed():
     pod_status = [row[1] for row in json.loads(GOLDEN.read_text())["frameworks"] if row[1]]
     assert set(pod_status) <= set(STAGES)
     ends = [OPERATOR.stage_of({"status": {"state": word}}) is Stage.ENDED for word in pod_status]

@@ -249,7 +249,7 @@ def test_an_incomplete_exit_file_is_ignored(
     assert poll(tmp_path).ended is None
 
 
-def test_attempt_json_and_exit_json_are_read_up_to_their_size_limits(
+def test_attempt_json_and_exit_json_are_ignored_if_they_exceed_their_size_limits(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
     """The test pads the documents with leading spaces, which change neither content nor signature."""
