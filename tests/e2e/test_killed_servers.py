@@ -35,7 +35,7 @@ trialCodeDirectory: .
 tuner: {{name: Random}}
 trainingService: {{platform: local}}
 """
-# Each reported value is unique. A trial appends each value to a file after the report of this value has returned. A step takes 0.1 s.
+# Each reported value is unique. A trial appends each value to a file after its report has returned. A step takes 0.1 s.
 TRAIN = """
 import os, sys, time
 import nni_sdk
