@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# The shared helper is in tests/fakes.
+# The helper that benchmarks and tests share is in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import psutil

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from unittest import mock
 
-# The shared helper is in tests/fakes.
+# The helper that benchmarks and tests share is in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import psutil

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deadlines import DEADLINE_S
 
-# The shared helper is in tests/fakes.
+# The helper that benchmarks and tests share is in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from attempts import AttemptNumbers, attempt_id
@@ -64,9 +64,8 @@ def reconnection(keepers: int = KEEPERS, away_s: float = AWAY_S) -> list[Row]:
             _wait_for_keepers(experiment, keepers)
             experiment.kill_manager()
             experiment.folder.manager_log.unlink()
-            time.sleep(
-                away_s
-            )  # the longer the outage, the longer the keepers' pauses between connection attempts
+            # The longer the outage, the longer the keepers' pauses between connection attempts.
+            time.sleep(away_s)
             began_s = time.monotonic()
             experiment.start()
             ready_s = time.monotonic() - began_s

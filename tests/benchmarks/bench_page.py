@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-# The shared helpers are in tests/fakes.
+# The helpers that benchmarks and tests share are in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from browser import CHROMIUM, chromium, visit

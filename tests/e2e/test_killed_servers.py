@@ -136,9 +136,8 @@ class Site:
         while not until():
             assert time.monotonic() < deadline_s, (action, self.list.see("toast").all_inner_texts())
             if self.button(action, name).count():
-                with suppress(
-                    TimeoutError
-                ):  # the list may have been updated after the count, so the button may be gone
+                # The list may have been updated after the count, so the button may be gone.
+                with suppress(TimeoutError):
                     self.button(action, name).click(timeout=3000)
                 if self.list.see("confirm-yes").count():
                     self.list.see("confirm-yes").click()

@@ -557,7 +557,7 @@ def test_an_experiment_without_a_manager_can_be_viewed_and_nnictl_resume_replace
     manager.kill()
     manager.wait(DEADLINE_S)
 
-    # No other test's nnictl takes these ports, because its search for a free port starts at 8080 and does not reach them.
+    # Other tests do not take these ports: nnictl's search for a free port starts at 8080 and does not reach them.
     viewed = nnictl("view", name[:4], "--port", str(free_port_pair()))
     assert (viewed.returncode, viewed.stderr) == (0, "")
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)

@@ -17,7 +17,7 @@ def python_of(version):
     if pyenv:
         return str(pyenv[0])
     path = shutil.which(f"python{version}")
-    # Pyenv's program in PATH may name a version that pyenv does not have.
+    # The program in PATH may be a shim of pyenv, which exists even if pyenv does not have this version.
     return path if path and not subprocess.run([path, "-c", "pass"], capture_output=True).returncode else None
 
 

@@ -5,7 +5,8 @@ attempt starts with these values.
 """
 
 # If the SDK raises MetricNotWritten, trials with an odd sequence id exit, like most training code. The other trials repeat the
-# report and succeed. In each group of four trials, the first two call `should_stop()`. They end with a result if it returns True.
+# report and succeed. In each group of four trials, the first two call `should_stop()`, and end with a result if it returns
+# True.
 TRAIN = """
 import json, os, sys, time
 import nni_sdk as nni

@@ -540,7 +540,7 @@ def test_a_closing_trial_is_running_or_stopping_again_if_its_container_restarted
     async def restart(engine, trial, first, keeper):
         if was_to_stop:
             engine.stop_trial(trial.trial_id)
-        sizes = dict.fromkeys(Stream, 0) | {Stream.STDOUT: 1}  # a byte is in transit
+        sizes = dict.fromkeys(Stream, 0) | {Stream.STDOUT: 1}  # one byte of stdout has not arrived yet
         keeper.send(TrialEnded(first, ExitReason.JOB_LOST, 143, 10.0, 11.0, sizes))
         assert trial.state.value == "CLOSING"
         write_start(experiment, trial)

@@ -167,7 +167,7 @@ def test_an_invalid_message_is_refused_with_a_documented_status_and_a_short_erro
         assert code is status, ([each[:60] for each in requests], details)
         assert len(details) < 500
         assert "Unexpected" not in details
-        if code is not CODE.RESOURCE_EXHAUSTED:  # gRPC chooses the text of this error
+        if code is not CODE.RESOURCE_EXHAUSTED:  # gRPC itself chooses the text of this error
             assert not details or details.startswith("cannot")
 
 
@@ -230,10 +230,8 @@ def test_the_number_of_streams_per_job_is_limited(scene, hostile):
 
     with contextlib.ExitStack() as stack:
         stack.callback(silence.set)
-        codes, calls = (
-            [],
-            [],
-        )  # The list holds a reference to each call, because gRPC ends a call without references.
+        # The list `calls` holds a reference to each call, because gRPC ends a call without references.
+        codes, calls = [], []
         for number in range(most + 4):
             channel = stack.enter_context(hostile.channel())
             task = HostileKeeper(scene.experiment, hostile.job_id, f"task-{number}")
@@ -360,7 +358,7 @@ def test_thousands_of_connections_use_bounded_memory(scene):
     peers = []
     try:
         for number in range(CONNECTIONS):
-            # The manager closes connections above its limit, perhaps during this send.
+            # The manager closes connections above its limit, so it may close this connection during the send.
             with contextlib.suppress(OSError):
                 peers.append(connected(scene.hostile.address, OPENING if number % 2 else b""))
         scene.assert_unaffected()
@@ -391,9 +389,8 @@ def test_forged_messages_about_one_trial_do_not_change_another_trial(a_real_expe
 
     hello = words(forger.hello)
     for said in [
-        [
-            Chunk(key, metrics, 0, b"lies\n" * 1000)
-        ],  # these bytes are already stored, so the manager drops them
+        # The manager has already stored the bytes at these offsets, so it drops the forged bytes.
+        [Chunk(key, metrics, 0, b"lies\n" * 1000)],
         [TrialStarted(key, 1.0), TrialStarted(key, 2.0)],
         [Usage(key, 1e300, 2**63 - 1, 2**63 - 1)] * 20,
         [Idle()] * 64,

@@ -124,7 +124,7 @@ def test_the_client_reads_the_login_from_the_same_locations_as_kubectl(server, t
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"contexts": []}'])
-def test_an_invalid_kubeconfig_is_an_error_with_a_remedy(tmp_path, content):
+def test_the_error_for_an_invalid_kubeconfig_contains_a_remedy(tmp_path, content):
     path = tmp_path / "kubeconfig"
     path.write_text(content)
     with pytest.raises(UserError, match=rf"cannot use the kubeconfig file {path}: .*KUBECONFIG"):
@@ -216,7 +216,7 @@ def test_the_client_waits_for_the_time_given_in_the_retry_after_header(server, t
     patient.close()
 
 
-def test_an_unreachable_server_is_an_error_with_its_address(cluster, server):
+def test_the_error_for_an_unreachable_server_contains_its_address(cluster, server):
     server.api.stop()
     with pytest.raises(ClusterUnavailable, match=rf"{server.api.url} does not answer \(Connection refused\)"):
         cluster.serves(PODS)
@@ -294,9 +294,8 @@ def test_a_watch_lists_objects_again_after_a_410_and_reports_missed_deletions(cl
     server.store.create(SECRETS, "default", a_secret("b"))
     with RecordedWatch(cluster) as told:
         assert [told.next() for _ in range(3)] == [("Upserted", "a"), ("Upserted", "b"), ("Synced",)]
-        with (
-            server.store.changed
-        ):  # While the test holds this lock, the watch receives nothing, so both changes arrive together.
+        # While the test holds this lock, the watch receives nothing, so both changes arrive together.
+        with server.store.changed:
             server.store.delete(SECRETS, "default", "a")
             server.store.create(SECRETS, "default", a_secret("c"))
             server.api.forget_history()

@@ -145,7 +145,7 @@ def test_a_suspended_owner_is_replaced_and_detects_the_lost_lease_when_it_contin
                 "this manager ends without storing more; `nnictl experiment list` shows the other one\n"
             )
             assert frozen.wait() == 0
-            # The suspended owner has not changed the file after it continued.
+            # The suspended owner did not change the lock file after it had continued.
             assert read_record(lock_of(folder)).holder == lease.holder
         assert read_record(lock_of(folder)) is None
 
@@ -213,7 +213,7 @@ def test_a_new_owner_keeps_the_lease_after_the_lock_file_was_replaced(folder):
     with a_suspended_holder(folder) as frozen, folder.owned():
         frozen.kill()
         frozen.wait()
-        # The kernel lock on the old file is now free. However, the path refers to the new file.
+        # The kernel lock on the replaced lock file is now free. However, the path refers to the new lock file.
         with pytest.raises(ExperimentLocked), folder.owned():
             pass
 

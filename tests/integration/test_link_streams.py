@@ -149,9 +149,8 @@ async def reopen(folder, ticks):
                 await asyncio.sleep(0)
             while not events.empty():
                 events.get_nowait()
-            link.open(
-                lambda: HELLO
-            )  # In a real keeper, this second open() follows when the manager has a new address.
+            # A real keeper calls open() a second time if the manager has a new address.
+            link.open(lambda: HELLO)
             assert isinstance(await events.get(), Welcome)
             for chunk in chunks:
                 link.send(chunk)
@@ -484,7 +483,7 @@ def test_the_grpc_server_accepts_any_number_of_pings_on_a_connection_without_a_s
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(preface)
         kinds = []
-        # Send each ping after the response to the previous one, because gRPC would drop a flood of pings for another reason.
+        # Send each ping after the response to the previous ping, because gRPC would drop a flood of pings for another reason.
         for number in range(20):
             writer.write(_http2_frame(_PING, payload=number.to_bytes(8, "big")))
             while True:

@@ -326,8 +326,8 @@ def test_each_task_has_unique_ports_and_a_job_without_free_ports_fails(play):
         tasks = (await cluster.read(JobStore.detail, "alice", "job")).tasks["worker"]
         held = [port for task in tasks for numbers in task.allocation.ports.values() for port in numbers]
         assert len(set(held)) == len(held) == 6 * 7
-        # The range has 45 ports, and the first job has reserved 42 of them, so 3 are too few for the second job. The kernel
-        # assigns none of the 45 to a process that binds port 0.
+        # The range has 45 ports, and the first job has reserved 42 of them. The remaining 3 ports are too few for the second job.
+        # The kernel assigns none of the 45 ports to a process that binds port 0.
         await cluster.submit("alice", roles(name="two", worker={**role, "instances": 1}))
         crowded = await over(cluster, "two")
         assert crowded.tasks["worker"][0].exit.code == 253

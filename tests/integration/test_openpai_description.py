@@ -47,8 +47,9 @@ ABSENT_CALLS = {
 # models/v2/utils/frameworkConverter.js. The server sends the runtime's output as an object, and `launcher` as null.
 DESCRIBED_OTHERWISE = {"appExitMessages.runtime", "exitDiagnostics.launcher"}
 
-# Changes of the description from 2.2.0 to 2.2.7. Sources: src/rest-server/docs/swagger.yaml of microsoft/ltp-platform, OpenPAI's
-# successor, where PUT of a user has moved to the user's path; and the routes of microsoft/pai v1.8.1 for the types of machines.
+# These parts of the description changed between 2.2.0 and 2.2.7. Source: src/rest-server/docs/swagger.yaml of OpenPAI's
+# successor, microsoft/ltp-platform, which has moved PUT of a user to the user's path. Source for the types of machines: the
+# routes of microsoft/pai v1.8.1.
 TASK = (
     "taskRoles",
     "additionalProperties",

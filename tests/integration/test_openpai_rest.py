@@ -139,7 +139,7 @@ def test_a_transient_error_is_retried(server, cluster, how):
 
 def test_a_submission_succeeds_if_it_is_retried_after_a_lost_response(server, cluster):
     cluster.submit(job_text("first"))
-    # The server already has this job, as if the call whose response was lost had created it.
+    # The server already has this job, as if the call with the lost response had created the job.
     server.jobs[f"{USER}~second"] = FakeJob(job_text("second"))
     server.misbehave("drop", at=("POST", "/jobs"))
     cluster.submit(job_text("second"))

@@ -323,7 +323,7 @@ async def test_stopping_or_cancelling_one_array_task_does_not_end_the_other_task
     service = place.service()
     running, pending = await submit_at_once(place, service, tmp_path, 12)
     assert service.removal_command(pending[0]) == f"scancel {task_of(place, pending[0])}"
-    # No job starts before the next poll, which the event loop cannot run until scancel has ended.
+    # No job starts before the next poll. The event loop cannot run this poll until scancel has ended.
     await service.stop(pending[0])
     await service.stop("trial6")
     place.slurm.run("scancel", task_of(place, pending[1]))

@@ -733,9 +733,8 @@ def test_an_interpreter_ends_with_its_keeper(tmp_path):
         [sys.executable, "-c", keeper], stdout=subprocess.PIPE, check=True, timeout=DEADLINE_S
     ).stdout
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        ended(
-            int(shown)
-        )  # The interpreter is now an orphan that the test process has adopted, so ended() can wait for it.
+        # The interpreter is now an orphan that the test process has adopted, so ended() can wait for it.
+        ended(int(shown))
 
 
 # ---- refusals

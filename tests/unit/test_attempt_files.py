@@ -178,7 +178,7 @@ def test_a_trial_without_parameters_raises_an_error_and_claims_no_attempt(worksp
     assert workspace.attempts_of("trial1") == []
 
 
-def test_a_file_in_place_of_the_attempts_folder_is_an_error_with_a_remedy(workspace):
+def test_the_error_for_a_file_in_place_of_the_attempts_folder_contains_a_remedy(workspace):
     workspace.trial("trial1").attempts.touch()
     with pytest.raises(
         WorkspaceNotWritable, match=r"cannot write to the workspace .*; check the storage's server"
@@ -324,9 +324,8 @@ def test_a_file_that_is_removed_after_a_failed_read_has_size_0_after_the_shared_
 ):
     append(folder, Stream.METRICS, b"abc")
     tail.sizes()
-    os.close(
-        tail._descriptors[Stream.METRICS]
-    )  # simulates a failed read, after which the reader has to open the file again
+    # A closed descriptor simulates a failed read, after which the reader has to open the file again.
+    os.close(tail._descriptors[Stream.METRICS])
     change(folder.stream(Stream.METRICS))
     for _ in range(2):
         assert tail.read(Stream.METRICS, 0, 3) == b""
@@ -452,7 +451,7 @@ def test_a_command_is_not_started_if_its_output_files_cannot_be_opened(tmp_path,
 
 @pytest.mark.parametrize("call", ["pipe", "posix_spawn of the shell"])
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
-def test_a_command_that_cannot_start_because_limits_are_reached_names_the_limits(
+def test_the_error_names_the_limits_if_a_command_cannot_start_because_of_limits(
     tmp_path, monkeypatch, call, number
 ):
     def fail(*_, **__):

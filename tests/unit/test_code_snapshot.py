@@ -428,9 +428,8 @@ def test_folders_that_are_nested_too_deeply_are_refused(place):
         with pytest.raises(CodeUnusable, match=r"nested too deeply; list the topmost of them in \.nniignore"):
             place.take()
     finally:
-        subprocess.run(
-            ["rm", "-rf", place.code / "d"], check=True
-        )  # Python cannot remove folders that are nested so deeply
+        # Python cannot remove folders that are nested so deeply.
+        subprocess.run(["rm", "-rf", place.code / "d"], check=True)
 
 
 def test_a_failed_snapshot_write_leaves_no_partial_file(place, monkeypatch):

@@ -78,7 +78,9 @@ def only_message(read):
         ({**LOCAL, "localConfig": {"pvc": {"path": "/nni"}}}, "localConfig.pvc"),
     ],
 )
-def test_an_unsupported_storage_section_is_one_error_that_lists_the_valid_keys(only_message, keys, what):
+def test_an_unsupported_storage_section_causes_a_single_error_that_lists_the_valid_keys(
+    only_message, keys, what
+):
     assert only_message(keys).message.startswith(
         f"cannot use {what}: there is no such key here; remove it or use one of "
     )

@@ -231,7 +231,7 @@ def test_the_error_for_an_invalid_template_contains_the_key_and_a_reason(
     assert expected in "\n".join(diagnostics("v1_frameworkcontroller_template", name_it))
 
 
-def test_a_date_in_a_template_is_an_error_that_suggests_quotes(diagnostics, tmp_path):
+def test_the_error_for_a_date_in_a_template_suggests_quotes(diagnostics, tmp_path):
     text = (FILES / "framework.yml").read_text()
     (tmp_path / "wrong.yml").write_text(
         text.replace("{name: template}", "{name: template, annotations: {on: 2026-01-01}}")

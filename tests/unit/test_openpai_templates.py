@@ -38,7 +38,7 @@ def test_undefined_names_are_reported_except_for_secrets():
     assert filled.unknown == ("$parameters.x.1", "$deployment")
 
 
-def test_a_template_error_has_the_position_of_its_tag():
+def test_the_error_for_an_invalid_template_contains_the_position_of_the_tag():
     with pytest.raises(TemplateInvalid) as caught:
         fill_at_submission("echo 1\necho <% $parameters.x", {})
     assert caught.value.index == 12

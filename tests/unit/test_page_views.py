@@ -314,7 +314,7 @@ def test_the_provenance_of_a_trial_is_the_code_at_its_start_and_the_environment_
     newest = {"since": 20_000, "digest": None, "gitCommit": None, "isDirty": None}
     trial.run.started_at_s = 25.0
     assert provenance_view(snapshot, trial, []) == {"code": newest, "attempts": []}
-    trial.run.started_at_s = 5.0  # the start is before the first record of the code version
+    trial.run.started_at_s = 5.0  # the start is before the first record of a code version
     assert provenance_view(snapshot, trial, []) == {"code": None, "attempts": []}
 
 

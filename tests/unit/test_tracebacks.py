@@ -166,7 +166,7 @@ def test_the_exception_line_is_empty_if_stderr_has_no_exception(stderr, line):
         )
     ).map("".join)
 )
-def test_any_stderr_yields_at_most_one_line(stderr):
+def test_at_most_one_exception_line_is_found_in_any_stderr(stderr):
     line = exception_line(stderr)
     assert len(line.splitlines()) <= 1
 
