@@ -198,7 +198,7 @@ def test_any_row_of_a_large_table_can_be_opened_by_keyboard(person, view):
     assert person.faults_for_assistive_technology() == []
 
 
-def test_brushes_in_the_charts_filter_all_trials(person):
+def test_ranges_selected_in_the_charts_filter_all_trials(person):
     person.see("nav-trials").click()
     person.see("tab-parallel").click()
     title = person.see("axis-x3")

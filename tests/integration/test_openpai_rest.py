@@ -317,7 +317,7 @@ def test_the_error_for_an_exceeded_rate_limit_recommends_how_to_reduce_the_numbe
         cluster.jobs()
 
 
-def test_a_cluster_without_passwords_refuses_a_password_and_the_remedy_is_a_token(server):
+def test_a_cluster_without_passwords_refuses_a_password_and_the_error_recommends_a_token(server):
     server.authn_type = "OIDC"
     with pytest.raises(
         Unauthenticated, match=r"has no passwords \(OpenID Connect\); create an application token"

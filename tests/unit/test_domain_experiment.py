@@ -208,7 +208,7 @@ def test_the_manager_waits_for_the_last_job_after_the_last_trial_has_ended() -> 
     assert not search.experiment.scheduler.runs_jobs
 
 
-def test_a_job_drains_after_its_only_trial_has_ended_and_after_a_manager_restart() -> None:
+def test_a_job_drains_after_its_only_trial_has_ended_and_still_drains_after_a_manager_restart() -> None:
     search = new_search(concurrency=1)
     search.run(search.suggest())
     assert search.job("t0").state is JobState.DRAINING

@@ -26,7 +26,7 @@ def test_an_exhausted_tuner_receives_no_further_requests_and_running_trials_fini
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
-def test_the_experiment_asks_an_unready_tuner_again_when_a_trial_ends() -> None:
+def test_the_experiment_sends_a_new_request_to_an_unready_tuner_when_a_trial_ends() -> None:
     search = new_search(concurrency=3)
     search.suggest()
     search.suggest()
@@ -60,7 +60,7 @@ def test_a_trial_that_ends_during_a_request_to_the_tuner_causes_a_second_request
     assert other.requests == [1, 2]
 
 
-def test_the_experiment_asks_the_tuner_again_if_a_trial_ended_before_the_tuner_answered_not_ready() -> None:
+def test_the_experiment_repeats_a_request_if_a_trial_ended_before_the_tuner_answered_not_ready() -> None:
     search = new_search(concurrency=2, max_trials=2)
     search.suggest()
     assert search.requests == [1]
@@ -77,7 +77,7 @@ def test_the_experiment_ends_if_the_tuner_is_not_ready_while_no_trial_runs() -> 
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
-def test_an_exhausted_tuner_is_asked_again_when_a_user_proposes_a_trial_after_the_end() -> None:
+def test_an_unready_tuner_receives_a_new_request_if_a_user_proposes_a_trial_after_the_end() -> None:
     search = new_search(concurrency=2)
     search.suggest()
     search.run("t0")

@@ -107,7 +107,7 @@ def test_the_end_time_of_a_job_is_never_before_its_launch_time_even_if_the_clock
     assert played.job.completed_at_s >= played.job.launched_at_s > 86_400
 
 
-def test_the_first_failed_task_fails_the_job_after_the_remaining_tasks_stop():
+def test_the_first_failed_task_fails_the_job_after_the_remaining_tasks_have_stopped():
     played = Played(a_plan()).begin()
     new = played.ends(0, 255)
     assert [effect.container_id for effect in new if isinstance(effect, StopContainer)] == [

@@ -318,7 +318,7 @@ def test_the_provenance_of_a_trial_is_the_code_at_its_start_and_the_environment_
     assert provenance_view(snapshot, trial, []) == {"code": None, "attempts": []}
 
 
-def test_the_view_of_a_trial_contains_its_values_of_several_objectives_and_the_violated_constraints(tmp_path):
+def test_the_view_of_a_trial_contains_the_values_of_its_objectives_and_the_violated_constraints(tmp_path):
     def shown(result, **config):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
 
