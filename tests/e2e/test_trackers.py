@@ -235,7 +235,7 @@ def test_a_repeated_export_to_mlflow_completes_a_run_without_parameters(folder, 
     assert runs["1-t1"].info.status == "FINISHED"
 
 
-def test_metrics_or_parameters_with_similar_names_have_different_names_in_mlflow(folder, mlflow_runs):
+def test_names_that_differ_only_in_characters_mlflow_refuses_stay_different_in_mlflow(folder, mlflow_runs):
     odd = {"loss/": 1, "a?b": 2, "a_b": 3, "": 4, "..": 5, "x//y": 6, "m" * 300: 7, "m" * 301: 8}
     stored = trial(0, SUCCEEDED, {"default": 0.5} | odd, parameters={"a?b": 1, "a_b": 2})
     store(folder, stored, {"default": 0.5} | odd)

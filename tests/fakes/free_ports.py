@@ -8,8 +8,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-# This file contains the range of ports that the kernel uses for outgoing connections. Tests use lower ports, so that no
-# outgoing connection takes the port of a server that restarts.
+# The kernel takes ports for outgoing connections from the range in this file. Tests use lower ports, so that no outgoing
+# connection takes the port of a server that restarts.
 _GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # nnictl chooses ports below this port.
 _LOWEST_PORT = 12000

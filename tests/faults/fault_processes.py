@@ -25,7 +25,8 @@ def running_trials(site: str) -> list[tuple[str, psutil.Process]]:
 def _keepers_or_guards(site: str, *, are_guards: bool) -> list[tuple[str, psutil.Process]]:
     found = _running(site, "TRIAL_KEEPER_JOB_ID", "trial_keeper")
     pids = {process.pid for _, process in found}
-    # A guard is a fork of its keeper. A keeper's children look like keepers until they call exec, so their parents are checked.
+    # Until it calls exec, a child of a keeper looks like a keeper. So processes whose parent is in the list are left out. A guard
+    # is not a child of its keeper.
     return [
         (job_id, process)
         for job_id, process in found

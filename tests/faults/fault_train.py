@@ -4,9 +4,9 @@ In some runs the trials save checkpoints. A checkpoint contains all values up to
 attempt starts with these values.
 """
 
-# If the SDK raises MetricNotWritten, trials with an odd sequence id exit, like most training code. The other trials repeat the
-# report and succeed. In each group of four trials, the first two call `should_stop()`, and end with a result if it returns
-# True.
+# If the SDK raises MetricNotWritten, a trial with an odd sequence id does not catch it and fails, like most training code. A
+# trial with an even id repeats the report and succeeds. In each group of four trials, the first two call `should_stop()`, and end
+# with a result if it returns True.
 TRAIN = """
 import json, os, sys, time
 import nni_sdk as nni

@@ -287,7 +287,9 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(a_server, monk
 WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n"
 
 
-def test_connections_above_the_limit_are_closed_and_authenticated_connections_stay_open(server, monkeypatch):
+def test_authenticated_connections_stay_open_while_connections_above_the_limit_are_closed(
+    server, monkeypatch
+):
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(server.connect()) for _ in range(5)]

@@ -290,13 +290,20 @@ def test_the_hub_shows_the_new_data_of_an_experiment_that_was_deleted_and_loaded
     assert hub.ask("GET", of(stored, "/summary")).json()["trialCount"] == 1
 
 
-def test_an_experiment_whose_results_cannot_be_read_is_listed_with_the_problem(hub, stored, monkeypatch):
-    def fail(*_):
-        raise StoreBusy("the disk does not answer")
+def test_an_experiment_whose_results_cannot_be_read_is_listed_with_the_problem_beside_the_others(
+    hub, stored, tmp_path, monkeypatch
+):
+    Registry.of_user().add(made_experiment(tmp_path / "another", 1, experiment_id="ANOTHER1").folder)
+    values_over_time = StoreReader.values_over_time
 
-    monkeypatch.setattr(StoreReader, "values_over_time", fail)
-    (line,) = hub.get("/all")
-    assert (line["id"], line["problem"]) == ("TESTEXPT", "the disk does not answer")
+    def fail_for_one(reader, *arguments):
+        if reader.experiment().experiment_id == stored.folder.experiment_id:
+            raise StoreBusy("the disk does not answer")
+        return values_over_time(reader, *arguments)
+
+    monkeypatch.setattr(StoreReader, "values_over_time", fail_for_one)
+    problems = {line["id"]: line.get("problem") for line in hub.get("/all")}
+    assert problems == {stored.folder.experiment_id: "the disk does not answer", "ANOTHER1": None}
 
 
 def test_a_tilde_in_the_path_of_an_experiment_file_stands_for_the_home(hub, tmp_path, monkeypatch):

@@ -258,8 +258,8 @@ def test_the_processes_of_a_trial_are_ended_before_its_files_are_read(a_real_exp
         trial, _, _ = await a_connected_keeper(engine, service)
 
         async def end_processes(job_id, trial_ids):
-            # The processes of the trial still write when the manager ends them.
             assert (job_id, trial_ids) == (trial.job_id, [trial.trial_id])
+            # Until they have ended, the processes of the trial can report a result.
             write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5))
 
         service.reap_orphans = end_processes

@@ -844,7 +844,7 @@ def test_a_refused_warm_start_runs_no_script_and_the_next_start_succeeds(warm, s
     waiting_fork(warm)
 
 
-def test_every_start_with_a_dead_interpreter_is_refused_with_the_cause(site):
+def test_a_dead_warm_interpreter_refuses_every_start_of_a_trial_with_the_cause_of_its_death(site):
     interpreter = WarmInterpreter(sys.executable, (), CONTAINER)
     assert interpreter.is_ready(READY_S)
     os.kill(interpreter.pid, signal.SIGKILL)

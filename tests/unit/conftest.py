@@ -25,7 +25,7 @@ def state_home(tmp_path, monkeypatch):
     """The home of a user without experiments."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    # Captured output has no width, and the tests must not depend on the width of a terminal.
+    # This variable is the width of the developer's terminal, on which the tests must not depend.
     monkeypatch.delenv("COLUMNS", raising=False)
 
 

@@ -400,7 +400,7 @@ def test_the_tuner_keeps_only_a_bounded_number_of_points_after_10_000_trials():
         assert len(study.tried) == most
 
 
-def test_an_imported_result_attracts_the_search_only_inside_the_search_space():
+def test_an_imported_result_outside_the_search_space_does_not_attract_the_search():
     raw = {"x": UNIT, "y": UNIT}
     tuners = [auto(raw, seed=5) for _ in range(3)]
     for tuner in tuners:

@@ -101,7 +101,7 @@ def test_the_experiment_ends_if_the_tuner_is_exhausted_at_the_last_request() -> 
     assert search.state is ExperimentState.DONE
 
 
-def test_running_trials_are_recorded_and_no_trials_are_requested_after_a_tuner_exception() -> None:
+def test_a_trial_that_runs_when_the_tuner_fails_keeps_its_result_and_no_new_trial_starts() -> None:
     search = new_search(concurrency=2, max_trials=None)
     search.start(search.suggest())
     search.start(search.suggest())

@@ -336,7 +336,7 @@ def test_a_new_attempt_resets_all_fields_of_the_previous_attempt(a_trial) -> Non
     assert trial == fresh
 
 
-def test_an_attempt_that_could_not_start_resets_the_fields_of_the_previous_attempt(a_trial) -> None:
+def test_a_trial_has_no_result_of_the_previous_attempt_if_the_next_attempt_could_not_start(a_trial) -> None:
     trial = a_trial(0, SPENT, state=R)
     trial.registered.register(SECOND)
     trial.finished(an_end(ExitReason.COULD_NOT_START, 104, SECOND, "no bash"))

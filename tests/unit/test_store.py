@@ -235,6 +235,29 @@ def test_records_can_be_selected_by_type_and_range(store, reader):
     assert [row.value for row in reader.latest_intermediates()] == ["2"]
 
 
+def test_the_range_of_results_includes_neither_failed_trials_nor_trials_without_a_number(store, reader):
+    values = [
+        (TrialState.SUCCEEDED, 0.5),
+        (TrialState.USER_CANCELED, 0.25),
+        (TrialState.SUCCEEDED, 2.0),
+        (TrialState.EARLY_STOPPED, None),
+        (TrialState.FAILED, 9.0),
+    ]
+    trials = [
+        a_trial({"value": value}, trial_id=f"trial{number}", sequence_id=number, state=state)
+        for number, (state, value) in enumerate(values)
+    ]
+    store.commit([trial_row(trial) for trial in trials], 1.0)
+    totals = reader.trial_totals()
+    assert totals.counts == {
+        TrialState.SUCCEEDED: 2,
+        TrialState.USER_CANCELED: 1,
+        TrialState.EARLY_STOPPED: 1,
+        TrialState.FAILED: 1,
+    }
+    assert (totals.lowest, totals.highest) == (0.25, 2.0)
+
+
 def test_a_stored_trial_is_read_back_unchanged(store, reader):
     run = {"started_at_s": 2.0, "ended_at_s": 3.0, "reason": ExitReason.SIGNAL, "exit_code": 137}
     run |= {"message": "last words", "final": "NaN"}
@@ -482,7 +505,7 @@ def test_the_database_is_not_accessible_to_other_users(store, database):
     assert database.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("count", [0, 1, ROWS_OF_A_PAGE, 2 * ROWS_OF_A_PAGE + 1])
+@pytest.mark.parametrize("count", [0, 1, ROWS_OF_A_PAGE - 1, ROWS_OF_A_PAGE, 2 * ROWS_OF_A_PAGE + 1])
 def test_the_metric_pages_contain_every_record_once_and_in_order(store, reader, count):
     other = AttemptKey("fGhIj", attempt_id(0), "main-0")
     trials = [a_trial(), a_trial(trial_id=other.trial_id, sequence_id=1)]

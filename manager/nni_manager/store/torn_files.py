@@ -20,8 +20,8 @@ NOT_WHOLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError
 """Exceptions that a JSON parser and a constructor raise for an invalid document."""
 
 
-def set_aside(path: Path, why: object) -> Path:
-    """Rename a torn file; return the new path.
+def set_aside(path: Path, why: object) -> None:
+    """Rename a torn file.
 
     Raises:
         OSError: it cannot be renamed.
@@ -31,8 +31,7 @@ def set_aside(path: Path, why: object) -> Path:
         if not os.path.lexists(aside):
             os.replace(path, aside)
             log.warning("%s is torn (%s): renamed it to %s, and created a new one", path, why, aside.name)
-            return aside
-    raise AssertionError  # itertools.count has no end
+            return
 
 
 def read_state(path: Path, parse: Callable[[bytes], T]) -> T | None:
