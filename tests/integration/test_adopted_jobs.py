@@ -516,7 +516,7 @@ def test_a_run_that_a_restarted_container_started_while_no_manager_ran_has_its_o
         if is_registered:  # the attempt is registered, but the manager has not received its start report
             engine.runtime.post(AttemptSeen(key))
 
-    run_first(experiment, restart)  # its keeper has reported a start in 1970
+    run_first(experiment, restart)  # the keeper's start report says that the trial started in 1970
     create_in_1970(experiment)
 
     async def scenario():

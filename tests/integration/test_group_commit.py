@@ -569,7 +569,7 @@ def test_close_drops_all_writes_after_a_transaction_that_the_disk_rejects(
     with tempfile.TemporaryDirectory() as folder:
         database, logs = Path(folder, "experiment.sqlite"), Path(folder)
         asyncio.run(close(database, logs))
-        # The next manager receives the dropped writes again.
+        # The next manager receives the writes that were refused or still waited, and stores them.
         with contextlib.closing(Store(database, logs)) as store:
             store.commit([write for write, done in added if done.exception() is not None], 0.0)
             store.commit([*pending], 0.0)

@@ -40,7 +40,7 @@ def test_no_bytes_are_sent_before_the_connection_is_open(a_replication) -> None:
     assert a_replication(size=10, durable=None).next_chunks(KEY) == []
 
 
-def test_existing_bytes_of_a_stream_are_sent_once(a_replication) -> None:
+def test_bytes_that_exist_when_a_stream_is_opened_are_not_sent_twice(a_replication) -> None:
     replication = a_replication(size=10)
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
     assert replication.next_chunks(KEY) == []

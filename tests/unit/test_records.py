@@ -136,7 +136,7 @@ plain_frames = st.builds(
 @given(st.lists(plain_frames | frames | torn | corrupt_bytes).map(b"".join), st.data())
 def test_the_fast_path_for_plain_frames_gives_the_same_records_as_the_json_parser(content, data):
     if content:
-        # Change one byte of any frame: a length, a digit or a quote.
+        # Replace one byte anywhere by a byte that changes a length, a number or a string.
         place = data.draw(st.integers(0, len(content) - 1))
         content = (
             content[:place]

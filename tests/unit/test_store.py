@@ -703,7 +703,7 @@ def test_the_reported_sync_time_of_a_commit_includes_the_sync_of_its_logs(store,
     assert 60 <= store.commit([log_write(b"a line\n")], 2.0).sync_s < 120
 
 
-def test_a_store_remembers_the_numbers_of_a_bounded_number_of_attempts(store, reader, monkeypatch):
+def test_a_store_caches_the_row_numbers_of_a_limited_count_of_attempts(store, reader, monkeypatch):
     monkeypatch.setattr(writer_module, "_MAX_CACHED_NUMBERS", 2)
     keys = [AttemptKey(f"t{number}", attempt_id(0), "main-0") for number in range(5)]
     store.commit(

@@ -229,7 +229,7 @@ def test_bytes_after_the_recorded_final_size_are_not_read(
     assert poll(tmp_path, {Stream.METRICS: 12}).pieces == ()
 
 
-def test_zeros_in_place_of_delayed_bytes_are_not_read_before_the_attempt_ends(
+def test_a_running_attempt_is_read_only_up_to_zeros_that_stand_for_delayed_bytes(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
     metrics = running_folder.stream(Stream.METRICS)

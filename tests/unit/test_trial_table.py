@@ -148,7 +148,7 @@ def test_a_number_is_never_split_between_lines_on_a_terminal(capsys, monkeypatch
 
 
 def test_nested_parameters_of_the_same_name_have_columns_of_their_own(capsys):
-    # In the second trial, net/layer has no size. There, the short name `size` would refer to out/size.
+    # The columns have full names: `size` alone would mean net/layer/size in the first trial, and out/size in the second.
     trials = [
         a_trial(
             0,

@@ -33,12 +33,12 @@ def database(tmp_path):
 def read(monkeypatch, tmp_path):
     """A function that copies a database with the given limits, and returns the number of rows in the copy."""
 
-    def copied(path, **limits):
+    def copied(path, *, is_bounded=True, **limits):
         for name, limit in limits.items():
             monkeypatch.setattr(untrusted_store, name, limit)
         copy = tmp_path / "copy.sqlite"
         copy.unlink(missing_ok=True)
-        copy_tables(path, copy)
+        copy_tables(path, copy, is_bounded=is_bounded)
         with closing(sqlite3.connect(copy)) as connection:
             return connection.execute("SELECT count(*) FROM job").fetchone()[0]
 
@@ -58,6 +58,7 @@ def test_the_json_elements_of_all_rows_count_towards_one_limit(database, read):
     assert read(path, MAX_JSON_ELEMENTS=4) == 2
     with pytest.raises(StoreTooLarge, match="holds JSON of more than 3 elements"):
         read(path, MAX_JSON_ELEMENTS=3)
+    assert read(path, MAX_JSON_ELEMENTS=3, is_bounded=False) == 2
 
 
 def test_a_field_may_have_exactly_the_maximum_length(database, read):
@@ -82,6 +83,27 @@ def test_sqlite_does_not_read_a_row_above_the_limit(database, read):
     assert read(path, _MAX_ROW=30_000) == 1
     with pytest.raises(StoreUnusable, match="string or blob too big"):
         read(path, _MAX_ROW=10_000)
+
+
+def test_a_database_may_have_exactly_the_maximum_number_of_tables(database, read):
+    path = database("a")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE another (a TEXT)")
+    assert read(path, _MAX_TABLES=2) == 1
+    with pytest.raises(StoreUnusable, match="it has 2 tables; the limit is 1"):
+        read(path, _MAX_TABLES=1)
+
+
+def test_a_copied_table_has_the_primary_key_of_the_original(tmp_path):
+    path, copy = tmp_path / "untrusted.sqlite", tmp_path / "copy.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            "CREATE TABLE stream (task TEXT, trial_id TEXT, size INTEGER, PRIMARY KEY (trial_id, task))"
+        )
+    copy_tables(path, copy)
+    with closing(sqlite3.connect(copy)) as connection:
+        columns = connection.execute("PRAGMA table_info(stream)").fetchall()
+    assert {name: place for _, name, _, _, _, place in columns} == {"trial_id": 1, "task": 2, "size": 0}
 
 
 @pytest.mark.parametrize("columns", [4, 5])
