@@ -106,6 +106,13 @@ def test_a_copied_table_has_the_primary_key_of_the_original(tmp_path):
     assert {name: place for _, name, _, _, _, place in columns} == {"trial_id": 1, "task": 2, "size": 0}
 
 
+def test_each_row_counts_some_bytes_of_the_file_even_if_its_fields_are_empty(database, read):
+    path = database("", "")
+    assert read(path) == 2
+    with pytest.raises(StoreUnusable, match="its tables hold more bytes than the file"):
+        read(path, _MIN_BYTES_OF_ROW=path.stat().st_size)
+
+
 @pytest.mark.parametrize("columns", [4, 5])
 def test_a_table_with_more_than_the_maximum_number_of_columns_is_ignored(tmp_path, monkeypatch, columns):
     path = tmp_path / "untrusted.sqlite"
