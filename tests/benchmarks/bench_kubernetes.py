@@ -52,7 +52,7 @@ def calls_of_jobs(jobs: int = JOBS, few: int = FEW, rest_s: float = REST_S) -> l
             per_job <= per_job_of_few,
         ),
         Row(
-            f"the same a minute while {jobs} run (watches begun anew every {WATCHES_INTERVAL_S} s)",
+            f"the same a minute while {jobs} run (watches start again every {WATCHES_INTERVAL_S} s)",
             f"{of_many.a_minute:.1f}, {of_many.a_minute / jobs:.2f} for each job",
             f"{few} jobs {of_few.a_minute:.1f}",
             f"{of_many.a_minute / max(of_few.a_minute, 1):.2f} x",
