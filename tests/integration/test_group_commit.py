@@ -195,6 +195,13 @@ def test_a_full_disk_delays_writes_and_loses_none(database, tmp_path, monkeypatc
     store._connection.execute("PRAGMA busy_timeout = 1")
     blocker = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
     blocker.execute("BEGIN IMMEDIATE")
+    sleep, pauses = asyncio.sleep, set()
+
+    async def recorded_sleep(delay_s):
+        pauses.add(delay_s)
+        await sleep(delay_s)
+
+    monkeypatch.setattr(asyncio, "sleep", recorded_sleep)
 
     async def run():
         group = commits.GroupCommit(store, pytest.fail)
@@ -209,6 +216,7 @@ def test_a_full_disk_delays_writes_and_loses_none(database, tmp_path, monkeypatc
         await group.close()
 
     asyncio.run(run())
+    assert 0.01 in pauses, "a refused transaction is tried again after a pause"
     blocker.close()
     with StoreReader(database) as reader:
         assert len(reader.trials()) == 3
@@ -335,6 +343,22 @@ def test_a_bulk_writer_delays_the_report_of_another_trial_by_at_most_one_transac
     with sqlite3.connect(database) as connection:
         assert connection.execute("SELECT count(*) FROM metric").fetchone() == (50_001,)
     connection.close()
+
+
+def test_the_transactions_of_a_bulk_writer_grow_until_one_takes_the_target_time(
+    database, tmp_path, monkeypatch
+):
+    # A transaction of this test takes milliseconds.
+    monkeypatch.setattr(commits, "_TARGET_TRANSACTION_AMONG_BULK_WRITERS_S", 0.9)
+    flood = metrics(FLOOD, 50_000)
+
+    async def scenario(group, gate):
+        gate.opened.set()
+        await asyncio.gather(*[group.add([commit]) for commit in flood])
+        records = [sum(len(write.records) for write in batch) for batch in gate.batches]
+        assert max(records) > 10 * records[0]
+
+    play(scenario, database, tmp_path)
 
 
 def test_a_bulk_writer_is_throttled_while_another_trial_reports_in_bursts(database, tmp_path, monkeypatch):
