@@ -709,7 +709,9 @@ def test_a_stopped_trial_ends_immediately_only_if_the_cluster_has_no_job_for_the
     play(scenario)
 
 
-def test_a_job_that_still_runs_after_its_stop_deadline_is_killed(a_real_experiment):
+def test_a_job_that_misses_its_stop_deadlines_is_stopped_through_the_cluster_and_later_killed(
+    a_real_experiment,
+):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -717,6 +719,10 @@ def test_a_job_that_still_runs_after_its_stop_deadline_is_killed(a_real_experime
         await start(engine)
         await service.submitted.wait()
         (job,) = engine.experiment.jobs.live.values()
+        await until(lambda: not engine.submission.is_pending(job.job_id))
+        engine.submission.escalate(job, StopStage.ENDING)
+        await service.stopped.wait()
+        assert service.killed == []
         engine.submission.escalate(job, StopStage.KILLED)
         await until(lambda: service.killed == [job.job_id])
         await engine.close()
