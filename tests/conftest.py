@@ -133,8 +133,8 @@ WITH_CONTAINERS = (
 )
 
 
-# The contract tests of these platforms take minutes, mostly spent waiting. Each of these platforms therefore has its own worker:
-# a single worker for all of them would finish long after the other workers.
+# The contract tests of the platforms in this pattern take minutes, mostly spent waiting. So the tests of each platform are a
+# group of their own: a single worker for all of these platforms would finish long after the other workers.
 OF_PLATFORM = "tests/contract/platform "
 PLATFORM_WITH_LONG_WAITS = re.compile(
     r"^tests/contract/test_platform(?:s|_jobs)\.py::.*[\[-](openpai|slurm-over-ssh|slurm|installed)(?!-of-this-machine)\b"
@@ -153,7 +153,7 @@ class ByFile(LoadScopeScheduling):
         return "tests/e2e" if file.endswith(WITH_CONTAINERS) else file
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        # Within a folder, the file with the most tests starts first.
+        # Among the groups with the lowest place, the group with the most tests starts first.
         longest = min(self.workqueue, key=_place)
         self.workqueue.move_to_end(longest, last=False)
         super()._assign_work_unit(node)
@@ -206,7 +206,7 @@ def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str]
     monkeypatch.syspath_prepend(BENCHMARKS)
     before = set(sys.modules)
     yield importlib.import_module
-    # Only modules of tests/benchmarks are removed. Some other modules, such as numpy, cannot be imported twice.
+    # Only modules of tests/benchmarks are removed, because some other modules, such as numpy, cannot be imported twice.
     for name in set(sys.modules) - before:
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
             del sys.modules[name]

@@ -34,11 +34,10 @@ CONNECTED = 1000
 REST_S = 30.0
 SETTLES_S = 10.0
 JOBS = 16
-# One-time imports make the first trials slow. All slow trials fall into one of the SAMPLES parts of a measurement, so they do not
-# affect the median of the parts.
 MARKS = (10, 1_000, 10_000)
 SHARE = 500
-# The SHARE trials of a measurement are divided into this many parts, each measured separately.
+# The SHARE trials of a measurement are divided into this many parts, and the result is the median of the parts. One-time imports
+# make only the first trials slow. These trials are all in one part, so they do not affect the median.
 SAMPLES = 5
 
 
@@ -176,8 +175,8 @@ class _Server:
             time.sleep(min(SETTLES_S, rest_s))  # wait until startup work has ended
             begin_s, began_at_s = self.cpu_s(), time.monotonic()
             time.sleep(rest_s)
-            # A time of 0 is rounded up to one tick, the resolution of the kernel's clock, because the result is used as a
-            # divisor.
+            # The kernel counts processor time in ticks, so a short measurement may give 0. The result is a divisor elsewhere, so
+            # it is at least one tick.
             used_s = max(self.cpu_s() - begin_s, 1 / os.sysconf("SC_CLK_TCK"))
             cpu_percent = used_s / (time.monotonic() - began_at_s) * 100
             return _Rest(self._process.memory_info().rss / 1e6, cpu_percent)

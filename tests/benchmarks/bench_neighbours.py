@@ -28,7 +28,7 @@ ALONE_S = 6.0
 BESIDE_S = 8.0
 MAX_RATIO = 2.0
 
-# Trial 0 is measured. Trial 1 waits for a file, and then misbehaves until it is stopped.
+# Trial 0 is measured. Trial 1 waits for the file `go`, and then misbehaves until it is stopped.
 TRAIN = """
 import os, sys, time
 import nni_sdk as nni

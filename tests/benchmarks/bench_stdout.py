@@ -77,8 +77,8 @@ def _compare(what: str, command: list[str], size_bytes: int) -> Row:
         try:
             experiment.start()
             for turn in range(TURNS):
-                # During the run without a keeper, the keeper of the next trial already waits at the gate. It hardly slows down
-                # that run.
+                # While the bare run writes, the keeper of the next trial already waits at its own gate. A waiting keeper hardly
+                # slows down the bare run.
                 bare_s.append(_run_bare(bare_code))
                 ours.append(_run_trial(experiment))
                 wait_until(
@@ -126,7 +126,8 @@ def _run_trial(experiment: RealExperiment) -> _Turn:
 
 def _open(gate: Path) -> None:
     """Open the gate for the process that already waits at it or will wait at it later."""
-    os.sync()  # earlier writes must not slow down this run
+    # Flush the writes of earlier runs to the disk, so that they do not slow down the run that starts now.
+    os.sync()
     with gate.open("w"):
         pass
 

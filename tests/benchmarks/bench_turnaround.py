@@ -20,7 +20,7 @@ from trial_peers import PeerLacking, ray_times, syne_times
 
 TURNS = 200
 SINGLE_TURNS = 20
-# Few trials of Syne Tune are measured: with its default poll interval, up to 5 s pass between two trials.
+# Only a few trials of Syne Tune run with its default poll interval, because up to 5 s pass between two of these trials.
 POLLED_TURNS = 6
 IMPORTING_TURNS = 12
 IMPORTS = ("numpy", "sklearn.linear_model", "sklearn.model_selection", "sklearn.datasets")
@@ -33,7 +33,8 @@ WARM = ["time", "nni_sdk"]
 # Trials that do no work measure only the overhead, but no real training is that short. In further measurements, each trial
 # therefore sleeps for this time.
 LASTING_MS = 20
-# Without reuse, each keeper connects while its trial runs. Connecting takes longer than a trial that does no work.
+# Without reuse, each keeper connects while its trial runs, which takes longer than a trial that does no work. So in a further
+# measurement, each trial sleeps for this time.
 SINGLE_LASTING_MS = 200
 _PLAIN_EXTRA_MS = 10.0
 # The goal in milliseconds is for the reference machine, where Ray Tune takes 6.3 ms and a bare start 13.7 ms. On another machine,
@@ -44,10 +45,11 @@ _IMPORTING_GAIN = 20
 # A trial in a job of its own may take 3 times as long as a bare start. With NNI 3.0, it takes 65 times as long: 0.89 s on a
 # machine where a bare start takes 13.7 ms.
 _SINGLE_GOAL = 3
-# The folder is in memory if possible: after large deletions, a disk creates new files slowly.
+# The measurements use a folder in memory if there is one, because a disk creates files slowly after large deletions.
 _MEMORY = Path("/dev/shm")
 
-# This minimal fork server runs the code of the same script in a fork, which exits with os._exit.
+# This minimal fork server is the lower limit of a warm start: it compiles a script once, and runs it in a fork for each line of
+# stdin.
 FORKING = """
 import os, sys, time
 script, shown, *imports = sys.argv[1:]
@@ -85,9 +87,9 @@ def turnaround() -> list[Row]:
         reporting = SCRIPT.format(SDK, REPORT)
         lasting = SCRIPT.format(SDK, f"time.sleep({LASTING_MS / 1e3})\n{REPORT}")
         importing = SCRIPT.format("".join(f"import {name}\n" for name in IMPORTS), "")
+        # The bare start and the fork are measured before and after the trials. The mean of both measurements compensates for a
+        # change of the machine's speed.
         before = _bare_ms(root, trivial, TURNS // 4), _fork_ms(root, trivial, (), TURNS // 4)
-        # The bare start and the fork are measured before and after the trials. Their mean compensates for a change of the
-        # machine's speed.
         single_ms = _ours_ms(root / "single", trivial, SINGLE_TURNS, localConfig={})
         lasting_single = SCRIPT.format("", f"time.sleep({SINGLE_LASTING_MS / 1e3})\n")
         single_lasting_ms = _ours_ms(root / "single_lasting", lasting_single, SINGLE_TURNS, localConfig={})

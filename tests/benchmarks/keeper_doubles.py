@@ -109,7 +109,7 @@ class KeeperDouble:
         listening = asyncio.ensure_future(self.listen())
         await asyncio.sleep(random.uniform(0, INTERVAL_S))
         while not listening.done():
-            # The usage is constant, so that the trial's peak usage does not change.
+            # Each report has the same usage, so the trial's peak usage does not change after the first report.
             await self.say(Usage(self.key, 50.0, 100_000_000, 1_000_000))
             await asyncio.sleep(INTERVAL_S)
 

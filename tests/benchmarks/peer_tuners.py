@@ -293,7 +293,8 @@ class Vizier(Peer):
         (suggestion,) = self._designer.suggest(1)
         self._number += 1
         for each in self.dimensions:
-            # A proposal of Vizier 0.1.24 may lack a parameter. This was seen on the AdaBoost problem.
+            # A proposal of Vizier 0.1.24 may lack a parameter, as seen on the AdaBoost problem. The middle of the range replaces
+            # it.
             if each["name"] not in suggestion.parameters:
                 suggestion.parameters[each["name"]] = _middle_of(each)
         self._asked = suggestion.to_trial(self._number)
@@ -342,7 +343,8 @@ PEERS: dict[str, type[Peer]] = {
 
 def main() -> None:
     """Serve one search."""
-    # Libraries print to stdout, so proposals use another descriptor.
+    # Libraries print to stdout, so descriptor 1 leads to stderr from now on. The proposals are written to a copy of the original
+    # stdout.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")

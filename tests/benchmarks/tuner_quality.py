@@ -152,7 +152,7 @@ def of_sampler(name: str, function: str, seed: int, trials: int) -> float:
 
 def _found(which: str, name: str, function: str, seed: int, trials: int) -> float:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    # Optuna warns that some of its samplers, such as QMC, are experimental.
+    # Optuna warns that some of its samplers, such as QMC, are experimental. The measurement ignores these warnings.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return {"tuner": of_tuner, "sampler": of_sampler}[which](name, function, seed, trials)

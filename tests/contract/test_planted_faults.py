@@ -129,7 +129,7 @@ def test_the_state_machine_test_detects_a_planted_fault(
 
 
 def test_the_state_machine_test_passes_without_a_planted_fault(play: Callable[..., None]) -> None:
-    # Other tests also run the code without a planted fault, with 50 examples each.
+    # A short run needs only 100 examples here, because other tests also run the state machine without a planted fault.
     play(**GAME | {"max_examples": amount(100, 400)})
 
 

@@ -271,7 +271,8 @@ def test_nested_parameter_names_and_names_with_slashes_do_not_collide(a_tuner):
     assert contains(parse_search_space(space), parameters) == []
 
 
-# Hypothesis warns if examples share a function-scoped fixture. Here no example changes the fixture.
+# Hypothesis warns if examples share a function-scoped fixture. The warning is suppressed, because no example of this test changes
+# the fixture.
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=spaces_raw, seed=st.integers(0, 2**32 - 1))
 def test_proposed_parameters_lie_in_the_search_space_and_can_be_stored_as_json(a_tuner, raw, seed):
@@ -493,7 +494,8 @@ def test_the_attribute_learns_of_each_tuner_has_the_value_from_the_table_of_tune
 
 @pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.learns and not each.adds_parameters))
 def test_every_tuner_that_learns_from_results_minimises_a_quadratic_function_faster_than_random_search(name):
-    trials = 150 if name == "NSGAII" else 50  # NSGAII needs several generations.
+    # NSGAII needs several generations before it is better than random search, so it runs more trials than the other tuners.
+    trials = 150 if name == "NSGAII" else 50
     assert best_of_bowl(name, trials, seeds=3) < best_of_bowl("Random", trials, seeds=9)
 
 
@@ -802,7 +804,7 @@ def known_to_be(parameters, value):
     return PriorResult(parameters, value, json.dumps(value))
 
 
-# The populations of these tuners consist only of their own trials, so they cannot use imported results.
+# The population of each of these tuners consists only of its own trials, so the tuner cannot use imported results.
 LEARN_FROM_OWN_TRIALS = ("CmaEs", "NSGAII")
 
 
@@ -902,7 +904,7 @@ def test_a_tuner_with_a_changed_search_space_keeps_results_inside_the_new_space(
     history = [
         PastTrial(key, asked[key].parameters, asked[key].metadata, 1.0, ended=True) for key in range(6)
     ]
-    # Trial 5 has ended, and its result is in the history before the tuner receives it. Trial 6 is running.
+    # The history already contains the result of trial 5, but the tuner has not received it yet. Trial 6 is running.
     known = [known_to_be(past.parameters, 1.0) for past in history]
     proposer.change_space(Config(narrow, 1), known, over=set(range(6)))
     proposer.tell_result(5, RESULT_OF_ONE)

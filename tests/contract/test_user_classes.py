@@ -227,7 +227,7 @@ class Mine(Tuner):
             "generate_multiple_parameters returned None; return a list with parameters, or an empty list",
         ),
         (
-            # The class writes to the connection of its process.
+            # This tuner writes bytes to the connection of its process, so the manager receives an invalid answer.
             failing("os.write(int(sys.argv[1]), b'5\\n')"),
             "its answer to 'generate_parameters' is not valid JSON",
         ),
@@ -368,7 +368,7 @@ def test_no_signal_is_sent_when_a_user_tuner_is_closed_after_its_exit(a_tuner, m
     tuner = a_tuner(failing("os._exit(0)"))
     with pytest.raises(UserCodeFailed):
         tuner.ask(0)
-    # The tuner has exited, so its pid may already belong to another process.
+    # The tuner has exited, so its pid may already belong to another process. close() must not send a signal to this pid.
     monkeypatch.setattr(
         user_process.os, "killpg", lambda *_: pytest.fail("a signal was sent to a reused pid")
     )

@@ -23,7 +23,8 @@ reporter = MetricReporter("auc")
 reporter.report_final_result_at_exit()
 reporter.report({"auc": 0.5})
 """
-# The import of a framework and a training take 72 s with seven other test workers, and 180 s at a load average of 24.
+# This limit is for a busy machine: the import of a framework and a training take 72 s with seven other test workers, and 180 s at
+# a load average of 24.
 TRAINING_S = 500
 EXAMPLES = sorted(ROOT.glob("examples/frameworks/train_*.py"))
 

@@ -12,8 +12,8 @@ from deadlines import scaled_s
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCES = ("nni_sdk", "trial_keeper", "manager", "docs", "images")
-# This podman answers only `podman run`, with which the build reads the ABI of the base image's Python. Any other podman command
-# fails, because the build must refuse its input before it runs another command.
+# This fake podman supports only `podman run`, with which the build reads the ABI of the base image's Python. Any other podman
+# command fails, because the build must refuse its input before it runs another command.
 PODMAN = f"""#!/bin/sh
 [ "$1" = run ] || {{ echo "podman $*"; exit 9; }}
 exec {sys.executable} -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))'

@@ -157,7 +157,7 @@ def test_trials_run_in_real_containers_of_the_keepers_image(home, nnictl, podman
     first = found[0]["id"]
     attempt = attempt_of(home, experiment_id, first)
     assert said.startswith(f"in {MOUNT}/{experiment_id}/trials/{first}/attempts/{attempt}/taskrole-0/code\n")
-    # With reuse, the manager stops a job that has not started if no trial is left for this job.
+    # With reuse, the manager stops a job that has not started if no trial is left for this job. So a job may also end as STOPPED.
     well = {"SUCCEEDED", "STOPPED"} if reuse == "true" else {"SUCCEEDED"}
     wait_until(
         lambda: "SUCCEEDED" in (ends := set(job_states(experiment_id).values())) and ends <= well,
@@ -241,7 +241,8 @@ taskRoles:
     (trial,) = trials(nnictl, experiment_id)
     assert trial["status"] == "SUCCEEDED"
     assert trial["value"] is not None
-    # The cluster applies the same completion policy. Either the cluster or the manager ends the job first.
+    # The cluster and the manager both apply the completion policy of the job file. Whichever is first ends the job, so two states
+    # are possible.
     ((name, state),) = jobs(nnictl, experiment_id).items()
     assert state in ("SUCCEEDED", "STOPPED"), nnictl("openpai", "show", name).stdout
     attempts = home / "storage" / experiment_id / "trials" / trial["id"] / "attempts"
@@ -322,7 +323,7 @@ def test_trials_continue_while_the_local_openpai_service_is_down(home, nnictl):
     assert shown("counts")["RUNNING"] == 2
     (home / "storage" / experiment_id / "go on").touch()
     wait_until(lambda: shown("counts")["SUCCEEDED"] == 2, "both end, without the cluster")
-    # The third trial waits until its job can be submitted.
+    # The third trial has not failed: it waits until its job can be submitted to a running OpenPAI.
     assert shown("counts")["FAILED"] == 0
     assert nnictl("openpai", "start").returncode == 0
     wait_until(lambda: shown("counts")["SUCCEEDED"] == 3, "the third ran")

@@ -563,7 +563,8 @@ def test_openpai_stop_sends_no_signal_to_a_reused_pid(state):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             with state.owned():
                 stopping = pool.submit(daemon.stop, state)
-                # stop() waits until the owner has written its process record.
+                # The state folder has an owner, but the stored process record is not the owner's. So stop() waits for the owner's
+                # record.
                 assert concurrent.futures.wait([stopping], timeout=0.3).not_done
             assert stopping.result(DEADLINE_S) is None
         assert bystander.poll() is None

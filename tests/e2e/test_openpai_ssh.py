@@ -83,7 +83,8 @@ def test_tasks_run_commands_on_other_tasks_and_keep_the_users_ssh_settings(play)
     detail, (printed, runtime) = play(scenario)
     state = states(detail)["master"]
     assert state == ["SUCCEEDED"], runtime
-    # Daemons of Open MPI that start on one machine at the same time fail if they share a folder for temporary files.
+    # The third word is the folder for temporary files of Open MPI on the worker. It is not shared between tasks, because daemons
+    # of Open MPI that start on one machine at the same time fail if they share the folder.
     assert printed.split() == ["worker-1", "3", "/dev/shm", ".", "..", "config", "environment"]
     assert files_of_the_user() == before
     ports = [task.allocation.ports["ssh"][0] for tasks in detail.tasks.values() for task in tasks]
@@ -118,7 +119,7 @@ def test_the_job_author_logs_in_to_a_task_with_the_users_key(play, tmp_path):
 
     async def scenario(cluster):
         await cluster.submit("alice", text)
-        # The call returns when the task reads from the pipe, so the task's commands have started.
+        # open() returns when the task opens the pipe, so the commands of the task have started.
         writer = await asyncio.to_thread(gate.open, "w")
         detail = await cluster.read(JobStore.detail, "alice", "job")
         (task,) = [task for tasks in detail.tasks.values() for task in tasks]

@@ -33,8 +33,8 @@ def is_stream(answer):
     return "/events" in answer.url
 
 
-# Over plain HTTP, a browser sends the header Sec-Fetch-Site only to loopback names. For other names, the proxy must send the
-# address of the page.
+# Over plain HTTP, a browser sends the header Sec-Fetch-Site only to loopback names. So for lab.example, the proxy must send the
+# address of the page in its own headers.
 @pytest.mark.parametrize(
     ("host", "settings", "encrypted"),
     [

@@ -61,7 +61,7 @@ MODEL = """\
 import nni_sdk as nni
 nni.report_final_result(nni.get_next_parameter()["x"])
 """
-# Tests cannot mount an NFS export, so the manager reads a false mount table that lists one.
+# Tests cannot mount an NFS export, so the manager reads a fake mount table that lists one.
 RUN = """\
 import pathlib, sys
 from nni_manager.training_services import mounts

@@ -189,7 +189,7 @@ def test_machines_with_an_outdated_keeper_or_without_a_keeper_run_the_bundled_ke
             (without_python / program.name).symlink_to(program)
     one, two = site.machines.values()
     one.set_path("/usr/bin:/bin")
-    # This script replaces the keeper and reports another version.
+    # This fake keeper reports version 0.1.0, so the manager must send the bundled keeper to machine `one`.
     (tmp_path / "hello").write_bytes(frames.START + frames.encode({"version": "0.1.0", "python": "old"}))
     (one.bin / "trial-keeper").write_text(f"#!/bin/bash\ncat {tmp_path / 'hello'}\nexec cat > /dev/null\n")
     (one.bin / "trial-keeper").chmod(0o755)
@@ -211,7 +211,7 @@ def test_machines_with_an_outdated_keeper_or_without_a_keeper_run_the_bundled_ke
     own, frozen = (next(folder.iterdir()) for folder in kept)
     assert (own / "keeper" / "libraries.zip").is_file()
     assert (frozen / "keeper" / "_internal").is_dir()
-    # In the second run, the bundle is not sent again, and the unpacked files are reused.
+    # In the second run, the manager does not send the bundle, and the machines reuse the unpacked files.
     inodes = own.stat().st_ino, frozen.stat().st_ino
     run(with_bundle)
     assert (own.stat().st_ino, frozen.stat().st_ino) == inodes
@@ -319,7 +319,7 @@ def test_secrets_are_only_in_the_experiment_file_and_the_private_database(site, 
 def test_keepers_connect_with_tls_directly_if_possible_and_otherwise_through_the_tunnel(
     site, work, nnictl, is_reachable
 ):
-    # RFC 5737 reserves 192.0.2.1 for documentation, so no machine has this address.
+    # RFC 5737 reserves 192.0.2.1 for documentation. No machine has this address, so keepers can connect only through the tunnel.
     here = own_address() if is_reachable else "192.0.2.1"
     write(work, remote(site, reuse=True), nniManagerIp=here)
     experiment_id, trials = run(nnictl)

@@ -81,7 +81,7 @@ def rows_of(said):
     }
 
 
-# The session runs about a dozen commands. Each command has a timeout for a busy machine.
+# The session runs about a dozen commands, each with a timeout for a busy machine. So this test has a longer timeout than others.
 @pytest.mark.timeout(600)
 def test_a_user_can_create_watch_stop_and_resume_an_experiment_in_a_terminal(place, terminal):
     code, said = terminal.run("nnictl create config.yml")
@@ -109,7 +109,7 @@ def test_a_user_can_create_watch_stop_and_resume_an_experiment_in_a_terminal(pla
 
     code, said = terminal.run("nnictl update concurrency --value 3")
     assert (code, said.startswith("INFO: ")) == (0, True)
-    # The third slot runs trials 2 to 4, and then trial 5, which waits for its gate.
+    # The new third slot runs trials 2 to 4, which succeed, and then trial 5, which waits for its gate.
     terminal.type("nnictl top")
     terminal.wait_for("3 running.*3 succeeded")
     assert terminal.press(CTRL_C)[0] == 130

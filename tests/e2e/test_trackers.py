@@ -23,7 +23,8 @@ from nni_manager.domain.trial_run import TrialRun
 from nni_manager.store.rows import remarks_row, trial_row
 from trial_keeper.wire.messages import AttemptKey, Stream
 
-# MLflow uses deprecated parts of SQLAlchemy, and W&B uses deprecated parts of its own code.
+# DeprecationWarnings are ignored, because MLflow uses deprecated parts of SQLAlchemy, and W&B uses deprecated parts of its own
+# code.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 STARTED_S, ENDED_S, STORED_S = 1000.0, 1060.0, 1010.0

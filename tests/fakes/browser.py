@@ -14,7 +14,8 @@ from playwright.sync_api import Browser, BrowserContext, CDPSession, Locator, Pa
 
 # The headless shell is the browser's engine without its windows and services, so it takes a quarter less CPU time.
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
-# Chromium has no sandbox for root. Its own background requests would be refused, so they are disabled.
+# Root cannot use Chromium's sandbox, so the sandbox is off. Background requests of Chromium itself are off, because they would be
+# refused.
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

@@ -53,7 +53,8 @@ class FarStorage(mfusepy.Operations):  # type: ignore[misc]
         return self._folder + path
 
     def _changed(self, path: str) -> None:
-        # A client sees its own changes immediately, so the stale attributes are forgotten.
+        # An NFS client sees its own changes immediately. So this client forgets the stale attributes of a name that it has
+        # changed.
         with self._lock:
             self._seen.pop(path, None)
             self._changes[path] = self._changes.get(path, 0) + 1

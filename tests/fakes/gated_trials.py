@@ -8,7 +8,8 @@ from pathlib import Path
 from deadlines import DEADLINE_S
 from real_experiment import RealExperiment, values, wait_until
 
-# A trial waits until a file with its number exists. The file `ran` has a line for each start of a trial.
+# Between its two results, a trial waits until a file with its sequence id exists. Each start of a trial adds a line to the file
+# `ran`.
 _TRAIN = """
 import os, time
 import nni_sdk as nni

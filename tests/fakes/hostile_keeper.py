@@ -18,7 +18,7 @@ from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 
 SERVICE = CONNECT_METHOD.containing_service.full_name
 METHOD = f"/{SERVICE}/{CONNECT_METHOD.name}"
-# The protocol and the manager's docstrings document these statuses.
+# The manager may end a call only with one of these statuses, which the protocol and the manager's docstrings document.
 DOCUMENTED = {
     grpc.StatusCode.OK,
     grpc.StatusCode.UNAUTHENTICATED,

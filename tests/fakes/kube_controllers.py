@@ -216,7 +216,7 @@ def framework_step(store, _, framework):
     elif state in ("AttemptDeletionRequested", "AttemptDeleting"):
         config_map = store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"])
         if config_map is not None and not store.dependents(config_map["metadata"]["uid"]):
-            return  # the garbage collector is about to delete the object
+            return  # the garbage collector is about to delete the config map
         if config_map is not None:
             status["state"] = "AttemptDeleting"
         else:
@@ -421,7 +421,7 @@ def _go_on_with_task(store, task, pod):
         return False
     is_deleted = pod is not None and "deletionTimestamp" in pod["metadata"]
     if is_deleted and state in ("AttemptCreationRequested", "AttemptPreparing", "AttemptRunning"):
-        # From now on, reports of the pod's containers are ignored.
+        # FrameworkController ignores later reports of the pod's containers.
         told["completionStatus"] = _pod_deleted("is being deleted")
         task["state"] = "AttemptDeleting"
         return False
@@ -461,8 +461,8 @@ def _decide(framework, role, task):
     tasks = list(_tasks(framework))
     if _reaches_policy(framework, role, task) or any(each["state"] != "Completed" for _, _, each in tasks):
         return
-    # If several tasks ended at the same time, the end of another task may fulfil the completion policy. Then that task completes
-    # the attempt.
+    # If several tasks ended at the same time, another task may fulfil the completion policy. Then that task, and not this one,
+    # completes the attempt.
     if not any(_reaches_policy(framework, name, each) for name, _, each in tasks):
         message = "All Tasks are completed and no user specified conditions have ever been triggered"
         _complete(

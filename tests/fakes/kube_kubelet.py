@@ -27,7 +27,7 @@ from trial_keeper.settings import without_settings
 NODE = "n1"
 _CPUS = 64
 BARRIER = "frameworkcontroller/frameworkbarrier"
-# Kubernetes uses at most this much of a log as termination message. Source: Kubernetes, terminationMessagePolicy.
+# Kubernetes uses at most the last 2048 bytes of a log as termination message. Source: Kubernetes, terminationMessagePolicy.
 _LAST_WORDS_BYTES = 2048
 
 
@@ -82,7 +82,9 @@ class Kubelet:
     def look_again(self):
         """Check all pods again after this node, or a pod that runs on it, has changed."""
         with self._store.changed:
-            self._must_look = True  # a check that runs at present would miss the notification
+            # A check that is already running does not wait for the notification. The flag makes the node check the pods once
+            # more.
+            self._must_look = True
             self._store.changed.notify_all()
 
     def log(self, namespace, name):
@@ -191,7 +193,8 @@ class Kubelet:
                 seen, self._must_look = self._store.version, False
                 pods = self._store.chosen(PODS, self._is_mine_to_do)
             for pod in pods:
-                with contextlib.suppress(Refused):  # the pod has changed and is checked again
+                # If the pod has changed in the meantime, the step is refused, and the next loop checks the pod.
+                with contextlib.suppress(Refused):
                     self._look(pod)
 
     def _is_mine_to_do(self, pod):
@@ -306,7 +309,7 @@ class Kubelet:
                 source = volume["persistentVolumeClaim"]["claimName"]
             if source not in self.exports:
                 text = f'MountVolume.SetUp failed for volume "{name}" : mount failed: exit status 32: {source}: no such export'
-                # On a real cluster, too, only an event has this text.
+                # As on a real cluster, only an event has this text. The status of the pod does not contain it.
                 raise Waiting("ContainerCreating", "", ("FailedMount", text))
             found[name] = Path(self.exports[source])
         return found

@@ -4,7 +4,8 @@ import copy
 
 from kube_store import Refused
 
-# The items of these lists are identified by one of their keys. All other lists are replaced.
+# A strategic merge patch merges these lists item by item. The value is the key that identifies an item. A patch replaces each
+# list that is not named here.
 _KEYS = {
     "containers": "name",
     "initContainers": "name",

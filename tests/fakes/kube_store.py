@@ -304,7 +304,8 @@ class Store:
                 if grace_s is None:
                     grace_s = found["spec"]["terminationGracePeriodSeconds"]
                 if grace_s and meta.get("deletionGracePeriodSeconds", grace_s + 1) <= grace_s:
-                    return copy.deepcopy(found), False  # the object is being deleted already
+                    # The pod is already being deleted, with at most this grace period, so nothing changes.
+                    return copy.deepcopy(found), False
             elif kind is PODS:
                 grace_s = 0
             if not finalizers and not (kind is PODS and grace_s) and kind is not NAMESPACES:

@@ -11,7 +11,7 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult
 from real_experiment import wait_until
 
-# The names of addresses that the server refuses, as senders and as recipients.
+# The server refuses an address with one of these names, both as a sender and as a recipient.
 _REFUSED = {"nobody": "550 no such user", "busy": "450 try again later"}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 _DOCUMENTED = Path(__file__).parents[1] / "golden/openpai/jobs/infiniband_fixed.yaml"
-# These lines of mpirun are missing in the manual's text. Source: OpenPAI's template of this job.
+# The text of OpenPAI's manual omits these options of mpirun. Source: OpenPAI's template of this job.
 _OPTIONS = """-bind-to none -map-by slot
 -mca pml ob1
 -mca btl ^openib

@@ -19,7 +19,8 @@ from real_experiment import wait_until
 INIT = Path("/lib/systemd/systemd")
 PROGRAMS = ("unshare", "nsenter", "ip", "useradd", "runuser", "pgrep", "curl")
 REPOSITORY = Path(__file__).parents[2]
-# $1 is the folder for the view. Changes to files of the view are kept in memory, and disappear with the namespaces.
+# $1 is the folder for systemd's view of this machine's files. Changes to files of the view are kept in memory, and disappear with
+# the namespaces.
 _SETUP = r"""
 set -euo pipefail
 mount -t tmpfs tmpfs "$1"
@@ -127,7 +128,7 @@ def a_systemd(folder: Path) -> Iterator[Systemd]:
     if reason := why_not_here():
         pytest.skip(reason)
     with contextlib.closing(Systemd(folder)) as machine:
-        # These commands open the folders of the installation to all users, but only in this view.
+        # These commands let all users enter the folders of the installation, but only in systemd's view of the files.
         for path in (Path(sys.prefix), Path(sys.base_prefix), REPOSITORY):
             machine.run("".join(f"chmod a+rx '{each}'\n" for each in (path, *path.parents)))
         machine.run(f"mkdir -p /opt && ln -s '{sys.prefix}' /opt/trial-keeper")

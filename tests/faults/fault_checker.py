@@ -280,7 +280,7 @@ def offsets_that_differ(storage: Workspace, key: AttemptKey, durable: Mapping[St
         content = file.read_bytes() if file.exists() else b""
         offset = durable.get(stream, 0)
         # The last record of the metrics may be incomplete. If the attempt's end is unknown, the manager waits for the rest of
-        # this record.
+        # this record, so the record may be missing from the durable bytes.
         whole = decode(content, 0).consumed if stream is Stream.METRICS else len(content)
         if offset not in (len(content), whole):
             wrong.append(f"{offset} bytes of its {stream.value} are durable, and the file has {len(content)}")
@@ -338,7 +338,8 @@ def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
     if trial.trial_id in harm.attempts_removed:
         return []
     match trial.run.reason:
-        # After the experiment has stopped, the manager may find lost jobs that it could not record while it stopped.
+        # During a stop, a manager may be unable to record that a job is lost, and may find the lost job only after the stop. So
+        # such an end is allowed.
         case ExitReason.KEEPER_LOST | ExitReason.JOB_LOST if trial.trial_id in harm.stopped:
             return []
         case ExitReason.SIGNAL if was_killed and not keeper_was_killed:

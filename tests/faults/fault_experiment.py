@@ -47,9 +47,10 @@ from trial_keeper.wire.workspace import Workspace
 REPORTS, SHORT_REPORTS = 1000, 400
 # Checkpoints are rare, because each takes 30 system calls and a slow storage delays each call.
 _SAVES_EVERY = 40
-# The fault tries this many running trials in turn, because a trial may end without a further checkpoint.
+# A fault that hits a trial inside save_checkpoint tries this many running trials in turn, because a trial may end without a
+# further checkpoint.
 _TRIALS_TO_CATCH = 5
-# This exceeds the number of faults of one trial in any plan.
+# This exceeds the number of faults of one trial in any plan, so no trial fails because its retries are used up.
 _MAX_RETRIES = 20
 _FAKES = Path(__file__).parent.parent / "fakes"
 _READY_TIMEOUT_S = scaled_s(60.0)
@@ -174,7 +175,7 @@ class Experiment:
             "trialConcurrency": 5,
             "maxTrialNum": self.trials,
             "maxTrialRetry": self._max_retries,
-            # This limit must not end the experiment, although a fault may change the clock by hours.
+            # This limit must not end the experiment even if a fault changes the clock by hours.
             "maxExecDuration": "1h",
             "trainingServicePlatform": "local",
             "searchSpacePath": "search_space.json",
@@ -366,7 +367,7 @@ class Experiment:
                 return ""
 
     def _hit_manager(self, fault: Fault) -> str:
-        # After the last fault, the manager may have failed to restart because of a full disk.
+        # After an earlier fault, a full disk may have prevented the restart of the manager. So a start is tried first.
         if not self.resume():
             return "none ran"
         assert self.manager is not None
@@ -574,7 +575,8 @@ class Experiment:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         if is_under_way:
-            # No manager can start during these disk faults, and the plan would end them only later.
+            # These disk faults prevent the start of a manager, and the plan would end them only after the resume. So they are
+            # ended first.
             for fault_of_disk in [each for each in self.hit if each.kind in _KEEPS_MANAGERS_OUT]:
                 self._heal_site(fault_of_disk)
             wait_until(self.resume, "a manager runs after the stop", DONE_TIMEOUT_S)
@@ -667,7 +669,7 @@ class Experiment:
         self, find: Callable[[str], list[tuple[str, psutil.Process]]]
     ) -> list[tuple[str, psutil.Process]]:
         with contextlib.suppress(TimeoutError):
-            # Between two trials, there may be no matching process for a short time.
+            # Between two trials, there may be no matching process for a short time, so wait for one.
             wait_until(lambda: find(self.site.name), "a process runs", _RUNS_TIMEOUT_S)
         return find(self.site.name)
 

@@ -81,7 +81,7 @@ def _play(experiment: Experiment, plan: Plan) -> None:
     wait_until(lambda: experiment.row_count() > 0, "the first trials report", DONE_TIMEOUT_S)
     began_s = time.monotonic()
     steps = [(fault.at_s, experiment.begin, fault) for fault in plan.faults]
-    # A fault without a duration has no step that ends it.
+    # Only a fault with a duration needs a step that ends it.
     steps += [(fault.until_s, experiment.heal, fault) for fault in plan.faults if fault.lasts_s]
     for at_s, step, fault in sorted(steps, key=lambda each: each[0]):
         with contextlib.suppress(TimeoutError):
@@ -184,9 +184,8 @@ def main() -> int:
     parser.add_argument("--short", action="store_true")
     arguments = parser.parse_args()
     kinds = kinds_named(arguments.kinds) if arguments.kinds else tuple(Kind)
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # sys.exit raises SystemExit, so cleanup code runs on SIGTERM
+    # sys.exit raises SystemExit, so cleanup code also runs on SIGTERM.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seeds = [arguments.seed] if arguments.seed is not None else range(1, arguments.seeds + 1)
     outcomes = []
     for seed in seeds:

@@ -27,7 +27,7 @@ while number in (2, 3):
     time.sleep(0.1)
 nni.report_final_result(number)
 """
-# These files, such as logs and the output of trials, are not needed for a resume.
+# The tests do not damage these files, such as logs and the output of trials, because a resume does not need them.
 _NO_STATE = re.compile(r"^log/|\.log$|/output/|/\.nni/|/__pycache__/|^sdk/nni_sdk/(?!trial\.py)")
 
 

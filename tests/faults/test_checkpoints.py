@@ -103,7 +103,7 @@ def test_a_trial_that_is_killed_ten_times_has_the_same_result_as_an_undisturbed_
     assert [sequence for is_final, sequence, _ in expected if not is_final] == list(range(12))
     assert rows_of(experiment, killed) == expected
     assert (killed["value"], killed["intermediateCount"]) == (whole["value"], 12)
-    # The trial continued from checkpoints, and its rows come from several attempts.
+    # The trial did not restart from step 0 each time: it continued from checkpoints, and its rows come from several attempts.
     starts = [int(line.split()[1]) for line in ledger.read_text().splitlines() if line.startswith("start")]
     assert max(starts[:-1]) > 0
     assert len({row.attempt for row in experiment.rows(killed["id"])}) > 1
@@ -143,7 +143,7 @@ def test_a_retry_from_the_checkpoint_continues_a_failed_trial_in_a_new_trial(a_r
     assert (trial["status"], trial["value"], trial["parameters"]) == ("SUCCEEDED", 2, failed["parameters"])
     assert [row.value for row in experiment.rows(trial["id"])] == ["2", "3", "2"]
     assert [row.value for row in experiment.rows(failed["id"])] == ["0", "1"]
-    # The next manager restores the parent trial from the store.
+    # The next manager restores from the store which trial is continued.
     experiment.kill_manager()
     experiment.start()
     assert experiment.get("/trials")[1]["continues"] == failed["id"]

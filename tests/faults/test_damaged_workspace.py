@@ -46,8 +46,8 @@ for i in range(100):
 nni.report_final_result(1)
 """
 NO_STATE = re.compile(r"^(db|log|jobs)(/|$)|\.lock$|-process\.json$|\.pem$|^ended-sessions|/__pycache__(/|$)")
-# The Python of a trial reads these files to their end. A pipe would block Python forever, and an endless file would take all
-# memory.
+# The Python of a trial reads these files to their end, and an endless file would take all memory. So a link to /dev/zero never
+# replaces one of these files.
 READ_BY_TRIALS = re.compile(r"^sdk/|/code/|/parameter\.cfg$")
 
 
@@ -106,7 +106,8 @@ class Damaged:
         inside = [
             path for path in self.root.rglob("*") if not NO_STATE.search(str(path.relative_to(self.root)))
         ]
-        # A random depth is chosen first, because most paths are inside attempts.
+        # A random depth is chosen before the path, because most paths are inside attempts. Otherwise other files would rarely be
+        # damaged.
         depth = self.chance.choice(sorted({len(path.parts) for path in inside}))
         path = self.chance.choice(sorted(path for path in inside if len(path.parts) == depth))
         is_read_by_trials = READ_BY_TRIALS.search(str(path.relative_to(self.root)))

@@ -100,7 +100,7 @@ def test_a_restarted_cluster_reports_jobs_that_ended_while_no_cluster_ran(folder
     (folder / "down").touch()
     for pid in supervisors:
         os.kill(pid, 9)
-    # While no cluster runs, four jobs fail, one succeeds, and the stopped job ends.
+    # Six jobs end while no cluster runs: the four `fails` jobs, the job `ends`, and the stopped job. Each writes an exit.json.
     wait_for(lambda: len(list((folder / "state/containers").glob("*/exit.json"))) == 6)
 
     async def look():
@@ -266,7 +266,7 @@ def test_each_job_receives_one_sigterm_if_it_is_stopped_while_the_disk_is_full(f
         commit(self, writes)
 
     monkeypatch.setattr(JobStore, "commit", commit_or_refuse)
-    # The job must receive only one SIGTERM. A second one would end the grace period, and the job would be killed during its
+    # Each job must receive only one SIGTERM. A second SIGTERM would end the grace period, and the job would be killed during its
     # sleep.
     saves = (
         f"trap 'sleep 1; echo $PAI_JOB_NAME >> {folder}/saved; exit 0' TERM; while true; do sleep 0.02; done"

@@ -34,7 +34,8 @@ from nni_manager.store.reader import StoreReader
 
 pytestmark = pytest.mark.timeout(3600 if IS_THOROUGH else 600)
 
-# A resume waits until the experiment ends, which takes about 5 s on an idle machine.
+# A resume that takes longer than this counts as hanging. It waits until the experiment ends, which takes about 5 s on an idle
+# machine.
 _HANGS_AFTER_S = 150.0
 # The third and the fourth trial wait until the test creates the gate file.
 _TRAIN = """

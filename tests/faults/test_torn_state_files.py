@@ -73,7 +73,7 @@ def resume_with(whole, folder, damage, before):
     try:
         wrong = resume_and_restore(resume, copy.folder.path, whole.folder.path, damage)
         if not wrong:
-            # The restarted trials must end, so this waits until the experiment is done.
+            # The restarted trials must end, too, so wait until the experiment is done.
             copy.wait_for_status("DONE")
             wrong = what_is_lost(copy.folder, before)
     except AssertionError as error:
@@ -88,9 +88,8 @@ def test_a_resume_works_or_names_the_file_and_a_remedy_if_a_state_file_is_trunca
     assert {"db/experiment.sqlite", "db/experiment.sqlite-wal", "jobs/*.json", "tls.pem"} <= kinds.keys(), (
         kinds
     )
-    whole = copy_of(
-        stopped, tmp_path / "to look at"
-    )  # read from a copy, because reading may change SQLite's files
+    # The test reads a copy, because reading may change SQLite's files.
+    whole = copy_of(stopped, tmp_path / "to look at")
     before = committed(whole.folder)
     assert (len(before[0]), len(before[1])) == (2, RECORDS)
     if IS_THOROUGH:

@@ -87,7 +87,7 @@ def a_trial():
 
 def test_all_files_for_keepers_are_uploaded_and_manager_json_is_uploaded_last(azure, share, workspace):
     files = SharedFiles(workspace, share)
-    # An upload of this file needs several range requests.
+    # This snapshot is so large that its upload needs several range requests.
     workspace.code_snapshot("c0de").write_bytes(bytes(range(256)) * 20_000)
     workspace.checkpoints.mkdir()
     document = ManagerDocument("EXPT", "0.6.0", ("10.0.0.1:8081",))
@@ -98,7 +98,7 @@ def test_all_files_for_keepers_are_uploaded_and_manager_json_is_uploaded_last(az
     files.write_stop(StopTrial("trial", ExitReason.STOPPED_BY_USER))
     files.write_experiment(ManagerDocument("EXPT", "0.6.0", ("10.0.0.2:8081",)), "echo\n", "code-c0de.tar.gz")
     assert contents(azure.share / "EXPT") == contents(workspace.root)
-    # The trial is written a second time, as if its job starts again.
+    # The trial is written once more, as if its job starts again. This must invalidate the stop request of the first start.
     files.write_trial(a_trial(), "true", Placement(None, None), "code-c0de.tar.gz")
     with pytest.raises(DocumentInvalid):
         stop_from_bytes((azure.share / "EXPT/trials/trial/stop.json").read_bytes())
@@ -183,14 +183,13 @@ def test_fetch_downloads_new_bytes_of_a_log_but_no_zeros_in_place_of_unsent_byte
     there.output.mkdir(parents=True)
     files.fetch("trial", Stream.STDOUT)
     assert not here.exists()
-    # Azure returns zeros for bytes that the node has not sent yet.
+    # Azure returns zeros for bytes that the node has not sent yet, so fetch() must not download these zeros.
     for written, brought in ((b"one\n" + bytes(8), b"one\n"), (b"one\ntwo\n", b"one\ntwo\n")):
         there.stream(Stream.STDOUT).write_bytes(written)
         files.fetch("trial", Stream.STDOUT)
         assert here.read_bytes() == brought
-    SharedFiles(workspace).fetch(
-        "trial", Stream.STDERR
-    )  # With a mount instead of the share's API, fetch() downloads nothing.
+    # With a mount instead of the share's API, fetch() downloads nothing.
+    SharedFiles(workspace).fetch("trial", Stream.STDERR)
 
 
 def test_a_log_fetched_by_two_callers_at_the_same_time_is_complete_and_not_duplicated(
@@ -212,7 +211,7 @@ def test_a_log_fetched_by_two_callers_at_the_same_time_is_complete_and_not_dupli
             data = share.read(path, offset, longest)
             if self.others:
                 self.others -= 1
-                # This second fetch runs during the first fetch.
+                # This is the second caller: it fetches the log during the fetch of the first caller.
                 SharedFiles(workspace, self).fetch("trial", Stream.STDOUT)
             return data
 

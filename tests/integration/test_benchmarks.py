@@ -32,7 +32,8 @@ QUICK = [
 ]
 SLOW = [
     ("bench_many_keepers", "many_idle", {"keepers": 3, "rest_s": 0.5}),
-    # With this many trials, even a fast manager has unfinished trials at the next poll.
+    # The measurement polls the number of ended trials. There are so many trials that some are unfinished at a poll, even with a
+    # fast manager.
     ("bench_many_keepers", "cost_of_trials", {"marks": (10, 300), "share": 290}),
     ("bench_outage", "catching_up", {"records": 300, "log_bytes": 100_000}),
     ("bench_outage", "reconnection", {"keepers": 2, "away_s": 0.5}),

@@ -412,7 +412,7 @@ def test_a_full_disk_of_the_store_is_reported_in_every_status_response_until_spa
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
         (trial,) = engine.experiment.trials.values()
-        # A write of this message needs more pages than max_page_count allows.
+        # A write of this message needs more pages than max_page_count allows, so the commit fails.
         trial.run.message = "x" * 100_000
         stored = engine.commits.add([trial_row(trial)])
         await until(lambda: engine.snapshot().problem)

@@ -61,8 +61,9 @@ def fork_servers(of):
     """The fork servers among the children of a process."""
     found = []
     for each in psutil.Process(of).children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # processes of other tests, which have just ended
-            # After Popen has returned, the command line of a process is empty for a moment.
+        # A process that another test has started may end during this check.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # The command line of a process is empty for a moment after Popen has returned, so wait until it is set.
             wait_until(each.cmdline, "the process has a command line")
             found += [each] if FORK_SERVER in each.cmdline() else []
     return found
@@ -167,7 +168,7 @@ async def test_a_forked_process_exits_before_it_runs_the_keeper_if_the_manager_c
             await server.start(incomplete_settings(), log.fileno(), fail)
         wait_until(lambda: processes.is_dead(pids[0]), "the fork has ended")
         assert (tmp_path / "log").read_text() == ""
-        # The next request must receive its own response, not that of the failed request.
+        # The next request must receive its own response, and not the response to the failed request.
         pid, exit_code, _ = await forked(server, tmp_path, incomplete_settings())
         assert pid != pids[0]
         assert await asyncio.wait_for(exit_code, DEADLINE_S) == KeeperExit.SETTINGS

@@ -54,7 +54,8 @@ async def test_hanging_delete_calls_do_not_delay_the_end_reports_of_other_jobs(s
     site.runs("true")
     site.cluster.api.misbehave("hang", 100, at=("delete", "frameworks"))
     async with site.manager() as service:
-        for number in range(6):  # Six jobs are more than the worker threads of the service.
+        # Six jobs are more than the worker threads of the service, so hanging delete calls could block all of the threads.
+        for number in range(6):
             await service.submit(site.settings(f"trial{number}"))
         await site.has_ended(6)
         assert len(site.store.list(FRAMEWORKS)) == 6, "the deletes must hang"
@@ -262,7 +263,8 @@ async def test_one_warning_is_logged_if_the_login_may_not_list_events(site, capl
         assert (await service.stop("trial1"), await service.stop("trial2")) == (True, True)
         await site.has_ended(2)
         assert service.problem == ""
-        # The service lists events twice: once for warnings, and once for preemptions.
+        # The service lists events twice, for warnings and for preemptions. Both calls are refused, but only one warning is
+        # logged.
         assert site.cluster.api.counted()["list", "events"] == 2
     (said,) = [record.message for record in caplog.records if "events" in record.message]
     assert "cannot list events in namespace default" in said
@@ -424,7 +426,7 @@ async def test_a_delete_request_is_retried_until_the_cluster_answers(site, caplo
 async def test_a_job_that_another_client_deletes_during_its_creation_is_reported_as_deleted(
     site, monkeypatch, is_watched_first
 ):
-    # A watch reports the deletion of a job only if the watch's first list contained the job.
+    # There are two cases, because a watch reports the deletion of a job only if the watch's first list contained the job.
     is_deleted, is_reported = threading.Event(), threading.Event()
     make, lists, take = Kubernetes.create, Kubernetes.objects, KubernetesService._on_resource
 
@@ -512,8 +514,8 @@ async def test_the_service_polls_an_adopted_job_until_the_cluster_answers(site):
 
 
 async def test_the_number_of_list_and_watch_calls_is_independent_of_the_number_of_jobs(site, monkeypatch):
-    # On a busy machine, the controller may create the pods so late that the service checks for missing pods. This delay disables
-    # the check.
+    # On a busy machine, the controller may create the pods so late that the service checks for missing pods. The calls of this
+    # check would be counted, so the delay disables the check.
     monkeypatch.setattr(missing_pods, "_FIRST_CHECK_S", 1e6)
     site.cluster.node.is_full = True  # A full node keeps all jobs pending.
     async with site.manager() as service:

@@ -155,8 +155,8 @@ def test_an_exception_in_the_server_ends_the_stream_and_is_not_shown_to_the_clie
     with caplog.at_level(logging.ERROR):
         play(scenario, OpenGate(bug=place))
     assert "a secret of the manager" in caplog.text
-    # gRPC has one poller per process. This poller may log an error with the logger `asyncio`, because the event loop of an
-    # earlier test is closed.
+    # Records of the logger `asyncio` are ignored. gRPC has one poller per process, which may log an error because the event loop
+    # of an earlier test is closed.
     names = [record.name for record in caplog.records if record.name != "asyncio"]
     assert names == ["nni_manager.grpc_server.servicer"]
 
@@ -194,7 +194,7 @@ def without_grpc_timeouts(monkeypatch):
 def test_connections_above_the_limit_are_closed_and_an_authenticated_keeper_continues(monkeypatch):
     without_grpc_timeouts(monkeypatch)
     monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 10)
-    # If the manager cannot read /proc, it cannot evict peers. Then only gRPC's own limit applies.
+    # If the manager cannot read /proc, it cannot evict peers, and only gRPC's own limit applies. A wrong path simulates this.
     monkeypatch.setattr(connections, "_FILES", Path("/nowhere"))
 
     async def scenario(gate, address):
@@ -229,7 +229,8 @@ def test_a_keeper_can_connect_while_unauthenticated_peers_hold_every_connection(
     monkeypatch.setattr(connections, "POLL_INTERVAL_S", 2.0)
 
     async def scenario(gate, address):
-        async with a_call(address) as call:  # This connection is older than the peers' connections.
+        # This keeper connects before the peers, but an authenticated connection must not be evicted as the oldest one.
+        async with a_call(address) as call:
             await call.write(words(HELLO))
             assert isinstance(await call.read(), bytes)
             session = await gate.sessions.get()

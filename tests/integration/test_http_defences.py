@@ -196,7 +196,7 @@ def test_nnictl_connects_only_to_a_server_with_the_expected_certificate(a_server
     with pytest.raises(ManagerUnresponsive, match="the server there has another certificate"):
         ManagerClient("TESTEXPT", wrong).get("/summary")
     with pytest.raises(requests.ConnectionError):
-        server.ask()  # This request is sent without TLS.
+        server.ask()  # a request without TLS
     assert server.done == 1
     assert TOKEN not in repr(process)
 
@@ -311,7 +311,7 @@ def test_at_the_connection_limit_the_oldest_unauthenticated_connection_is_evicte
         for peer in peers:
             peer.sendall(b"GET / HTTP/1.1\r\n")
         assert server.ask().text == "done"
-        assert is_closed(peers[0])  # peers[0] has the oldest connection.
+        assert is_closed(peers[0])  # the oldest connection
         peers[-1].sendall(b"Host: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n")
         assert is_done(peers[-1])
 

@@ -178,7 +178,8 @@ def test_a_stop_request_during_the_recovery_of_an_ended_job_does_not_discard_its
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
-        engine, service = an_engine(experiment)  # this cluster has no job that it could stop
+        # The stop() of this fake service returns False, because the job has already ended on the cluster.
+        engine, service = an_engine(experiment)
         trial = await a_submitted_trial(engine, service)
         write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5))
         may_read = asyncio.Event()
@@ -259,7 +260,7 @@ def test_the_processes_of_a_trial_are_ended_before_its_files_are_read(a_real_exp
 
         async def end_processes(job_id, trial_ids):
             assert (job_id, trial_ids) == (trial.job_id, [trial.trial_id])
-            # Until they have ended, the processes of the trial can report a result.
+            # The processes of the trial can report a result until they have ended. This result arrives during the reaping.
             write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5))
 
         service.reap_orphans = end_processes
@@ -623,7 +624,7 @@ def test_a_job_that_the_cluster_will_start_again_is_not_given_up(a_real_experime
         await until(lambda: lost.next_deadline_s is not None)
         await until(lambda: lost.next_deadline_s is None)
         assert (states(engine), service.stopped) == (["WAITING"], [])
-        # The manager can give up the restarted job like a new job.
+        # The manager can give up the job after its restart as well, like a new job.
         service.restarted.clear()
         engine.runtime.post(NodeReadinessChanged(trial.job_id, False))
         await engine.finished.wait()

@@ -210,7 +210,7 @@ def test_the_manager_does_not_stop_the_job_of_a_stopped_trial_if_the_job_has_alr
         service.on_job_ended(JobEnded(trial.job_id, 0, ""))
         await engine.finished.wait()
         monkeypatch.setattr(trial_dispatch, "_KEEPER_HEAD_START_S", 0.0)
-        # The keeper's head start ends after the job has ended.
+        # The keeper gets a head start before the manager stops the job. Here the job ends during the head start.
         await engine.dispatch._stop_after_keeper(trial.job_id)
         assert service.stopped == []
         await engine.close()

@@ -30,7 +30,8 @@ async def test_a_manager_that_adopts_a_job_reports_that_its_node_was_lost_before
         await first.submit(site.settings())
         await site.is_running()
     site.cluster.node.lose()
-    for event in site.store.list(EVENTS):  # The API server deletes events after an hour.
+    # The API server deletes events after an hour, so the second manager sees only the pod's conditions.
+    for event in site.store.list(EVENTS):
         site.store.delete(EVENTS, "default", event["metadata"]["name"])
     tainted = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
     site.store.change(

@@ -165,7 +165,7 @@ def test_a_child_that_calls_end_with_ends_if_its_parent_is_killed_before_or_afte
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         parent.wait(DEADLINE_S)
-        # In the case `before`, the parent has ended before the child calls end_with(). The child calls it now.
+        # In the case `before`, the parent has ended before the child calls end_with(). This line of input lets the child call it.
         if when == "before":
             parent.stdin.write("\n")
             parent.stdin.flush()
@@ -277,7 +277,7 @@ def test_a_container_is_removed_while_its_watcher_runs_and_a_failed_removal_is_r
 ):
     watcher, tries = tmp_path / "watcher", tmp_path / "tries"
     begins = f"{stop}\nsetsid sleep 1000 >/dev/null 2>&1 & echo $! > {watcher}"
-    # A killed watcher may be a zombie for a moment. The kernel shows no /proc/PID/exe for a zombie.
+    # A killed watcher may be a zombie for a moment. The script tests /proc/PID/exe, which the kernel does not show for a zombie.
     is_watched = f"[ -e /proc/$(< {watcher})/exe ]"
     removes = f"{is_watched} && echo watched >> {tries} || echo alone >> {tries}; [ $(wc -l < {tries}) = 2 ]"
     sandbox = {

@@ -165,9 +165,8 @@ def test_tensorboard_is_started_listed_and_stopped(done):
     assert (board["status"], board["trialJobIdList"]) == ("RUNNING", trials)
     assert [path.rpartition("/")[2] for path in board["trialLogDirectoryList"]] == ["tensorboard"] * 2
     process = psutil.Process(board["pid"])
-    wait_until(
-        process.cmdline, "its program has started"
-    )  # While the process calls exec, its command line is empty.
+    # While the process calls exec, its command line is empty.
+    wait_until(process.cmdline, "its program has started")
     assert process.cmdline()[-1] == board["port"]
     path = f"/tensorboard/{board['id']}"
     assert done.get(path) == board == done.ask("PUT", path).json()

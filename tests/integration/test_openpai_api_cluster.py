@@ -94,7 +94,8 @@ def test_an_administrator_who_is_demoted_while_a_password_change_waits_stays_dem
 
     assert change_password("wrong") == 400
     with ThreadPoolExecutor(1) as thread:
-        # After a wrong password, the next password from the same address waits for FAILURE_COOLDOWN_S.
+        # After a wrong password, the next password from the same address waits for FAILURE_COOLDOWN_S. During this wait, ada
+        # demotes bob.
         changing = thread.submit(change_password, PASSWORDS["bob"])
         assert ada.put(f"{API}/users", json={"data": {"username": "bob", "admin": False}}).status_code == 201
         assert changing.result() == 201

@@ -248,7 +248,7 @@ def test_the_refusal_of_each_invalid_job_contains_the_cause_and_a_remedy(here):
         assert refused(ada.submit(text), 404, code).startswith("cannot find ")
     assert ada.get(f"{JOBS}?withTotalCount=true").json() == {"totalCount": 0, "data": []}
     assert list((here.cluster.settings.state_dir / "containers").iterdir()) == []
-    # A refusal does not reserve the name of the job, so other jobs can use these names.
+    # A refused job does not reserve its name, so new jobs can use these names.
     for name in ("job", "n"):
         assert ada.submit(a_job_of("true", name=name)).status_code == 202
 

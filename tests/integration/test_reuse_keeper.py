@@ -93,7 +93,7 @@ def test_one_keeper_runs_many_trials_in_sequence(site):
     for number in range(TRIALS):
         assert job.run(f"echo trial {number}") == f"trial {number}\n".encode()
     assert psutil.Process(job.keeper.pid).children(recursive=True) == []
-    # A Shutdown ends a keeper immediately. So first wait until the manager has received all bytes.
+    # Wait until the manager has received all bytes, because a Shutdown ends a keeper immediately.
     site.manager.wait_for(lambda: len(site.manager.store.closed) == TRIALS, "all trials are delivered")
     assert job.leave() == 0
     for number in range(TRIALS):
@@ -386,7 +386,7 @@ def test_trials_start_cold_after_the_warm_interpreter_died(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     job = Job(site, warm_imports=("json",))
     until_warm(job)
-    # The other child of the keeper is the standby fork. It is not a session leader.
+    # The keeper has two children: the interpreter, which is a session leader, and the standby fork, which is not.
     (interpreter,) = (
         child for child in psutil.Process(job.keeper.pid).children() if os.getsid(child.pid) == child.pid
     )
@@ -396,7 +396,7 @@ def test_trials_start_cold_after_the_warm_interpreter_died(site):
     assert job.leave() == 0
 
 
-# The daemon is the fork of a fork. It has its own session, and has not called exec.
+# The daemon is hard to find for a keeper: it is the fork of a fork, has its own session, and has not called exec.
 DAEMON = """
 import os, sys, time
 if os.fork() == 0:

@@ -184,7 +184,8 @@ def test_a_spawned_process_continues_from_the_checkpoint_of_its_parent(environ, 
     for _ in range(2):
         subprocess.run([sys.executable, tmp_path / "train.py"], env=environ, timeout=DEADLINE_S, check=True)
     decoded = decode((tmp_path / ".nni/metrics").read_bytes(), 0)
-    # The process reports the results before the checkpoint again. Without the second mark, these results would count twice.
+    # The spawned process repeats the results that precede the checkpoint. Without the second mark, these results would count
+    # twice.
     assert [(each.checkpoint, each.attempt_id is None) for each in decoded.marks] == [
         ("000001", True),
         ("000001", False),

@@ -78,7 +78,8 @@ def test_files_with_secrets_are_readable_only_by_their_owner(running):
         mode = stat.S_IMODE((running.folder.path / path).stat().st_mode)
         assert mode == (0o600 if path else 0o700), path
 
-    # Every user can read the command lines of all processes with `ps`, and the trial's code can read its own environment.
+    # Every user can read the command lines of all processes with `ps`, and the trial's code can read its own environment. So
+    # neither may contain a secret.
     trial = None
     for process in psutil.process_iter():
         try:

@@ -28,7 +28,6 @@ COMMANDS = {
 @pytest.fixture
 def node(tmp_path, monkeypatch):
     """A login node with Slurm's commands. The PATH of the test process has no such commands."""
-    # Debian's /etc/profile sets PATH.
     environ = {"CLUSTER": "there", "PATH": f"{tmp_path / 'site/login/bin'}:/usr/bin:/bin"}
     with a_login_node(tmp_path / "site", environ) as node:
         for name, command in COMMANDS.items():

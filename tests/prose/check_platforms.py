@@ -20,7 +20,7 @@ HOMES = (
     PRODUCT / "local_openpai",
     PRODUCT / "config" / "platforms.py",
 )
-# These other files may name platforms, each for the given reason.
+# These files outside HOMES may name platforms, each for the given reason.
 EXEMPT = {
     "cli/openpai.py": "the commands of the local OpenPAI",
     "cli/openpai_jobs.py": "the commands for jobs on OpenPAI",
@@ -30,7 +30,7 @@ EXEMPT = {
     "experiment/config.py": "NNI's classes of the Python API",
     "experiment/sections.py": "NNI's classes of the Python API",
 }
-# These names of platforms are also words with other uses.
+# These names of platforms are also words with other uses, so the check looks for them only in some forms.
 _AMBIGUOUS = {"local", "remote"}
 _NAMES = "|".join([*(PLATFORMS.keys() - _AMBIGUOUS), "kubernetes"])
 NAMES = re.compile(

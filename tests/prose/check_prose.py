@@ -65,7 +65,7 @@ class Retired(NamedTuple):
             elif line and not line.startswith("#"):
                 word, _, replacement = line.partition(" -> ")
                 found[section][word] = replacement
-        # A retired phrase may be split between two lines.
+        # A retired phrase may be split between two lines, so each space matches any whitespace.
         phrases = {word.replace(" ", r"\s+"): new for word, new in found["[prose]"].items()}
         prose = {re.compile(rf"\b(?:{word})\b", re.IGNORECASE): new for word, new in phrases.items()}
         return cls(found["[names]"], prose)

@@ -7,9 +7,10 @@ import threading
 
 import psutil
 
-# The command of a worker of pytest-xdist.
+# pytest-xdist starts each worker with this command, so it identifies the workers.
 _WORKER = "import sys;exec(eval(sys.stdin.readline()))"
-# The mean time between two pauses. With six workers, each is suspended for about a tenth of the time if a pause may take 1 s.
+# This is the mean time between two pauses. With six workers, each is suspended for about a tenth of the time if a pause may take
+# 1 s.
 _GAP_S = 0.5
 
 

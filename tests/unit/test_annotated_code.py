@@ -111,7 +111,7 @@ def test_the_copied_code_can_be_filled_with_values_and_the_original_code_is_unch
     assert (made / "run.sh").stat().st_mtime == 1
     assert (made / "net/data.bin").read_bytes() == b"\0\xff\r\n"
     assert b"_nni.parameter('train/size/choice')" in (made / "train.py").read_bytes()
-    # A changed file needs a new mtime: otherwise Python may use bytecode of the original file.
+    # A changed file must not keep the mtime of the original file: otherwise Python may use bytecode of the original file.
     assert (made / "train.py").stat().st_mtime > 1
     assert paths(annotated) == ["net", "net/train.py", "train.py"]
     assert files_with_values(annotated, {"train/size/choice": 32}) == {

@@ -403,7 +403,7 @@ def test_code_with_each_form_of_annotation_can_be_parsed_executed_and_filled_wit
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_generated_code_keeps_every_line_number_and_unannotated_line(form):
     before, after = form.code.splitlines(), generated(form.code).splitlines()
-    # An import cannot precede a compound statement in the same line.
+    # A compound statement cannot follow an import in the same line, so the generated import has a line of its own.
     if before[0].startswith(("class", "def", "try")):
         assert after.pop(0) == "import nni_sdk.annotated as _nni"
     assert len(after) == len(before)
@@ -662,7 +662,7 @@ def test_filling_in_values_raises_if_a_value_is_missing_or_outside_the_options()
         with_values(code, "train", {})
     with pytest.raises(ValueMissing, match="cannot fill in train/x/choice: 5 is not one of its options; "):
         with_values(code, "train", {"train/x/choice": 5})
-    # All options of V are literals, so a user may also choose a value that is not one of the options.
+    # All options of V are literals, so with_values() also accepts a value that is not one of the options.
     assert with_values(f"{V}\nx = 1".encode(), "train", {"train/x/choice": "é"}).endswith(b"x = '\\xe9'")
 
 

@@ -339,13 +339,14 @@ def test_an_archive_that_was_truncated_at_any_position_is_rejected(saved, move, 
 def test_links_in_saved_code_cannot_make_nnictl_write_files_outside_the_code_folder(
     saved, move, tmp_path, monkeypatch
 ):
-    # The test removes this filter. It is missing in Python before 3.10.12, and in 3.11 before 3.11.4.
+    # Python before 3.10.12, and 3.11 before 3.11.4, lack this filter. The test removes it to simulate such a Python.
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     code = io.BytesIO()
     with tarfile.open(fileobj=code, mode="w:gz") as packed:
         packed.addfile(a_member("x", tarfile.DIRTYPE))
         packed.addfile(a_member("x/up", tarfile.SYMTYPE, ".."))
-        # As plain text, the target is x/evil inside the folder. Through the link x/up, the target is ../evil outside the folder.
+        # If only the text of the target is read, the target is x/evil inside the folder. If the link x/up is followed, the target
+        # is ../evil outside the folder.
         packed.addfile(a_member("link", tarfile.SYMTYPE, "x/up/../evil"))
         packed.addfile(a_member("link", size=1), io.BytesIO(b"x"))
     path = saved("-s")
@@ -421,7 +422,7 @@ def test_a_tuner_continues_from_trial_metadata_whose_pickles_were_removed(tmp_pa
     tuner.restore(safe)
     again = played(tuner, range(12, 40))
     assert not (tmp_path / "ran").exists()
-    # The tuner still learns: the last results are better than the first results.
+    # The restored tuner learns from its results: its last results are better than the first results before the restore.
     assert sum(each.value for each in again[-8:]) < sum(each.value for each in past[:8])
 
 

@@ -218,7 +218,7 @@ def test_code_with_chained_links_to_the_outside_is_rejected_and_leaves_no_files(
     with tarfile.open(fileobj=code, mode="w:gz") as packed:
         packed.addfile(a_member("train.py", size=1), io.BytesIO(b"1"))
         packed.addfile(a_member("a/b/c", tarfile.DIRTYPE))
-        # As plain text, both targets are inside the folder. When the links are followed, both targets are outside.
+        # If only their text is read, both targets are inside the folder. If the links are followed, both targets are outside.
         packed.addfile(a_member("out", tarfile.SYMTYPE, "a/b/c/up/../../.."))
         packed.addfile(a_member("a/b/c/up", tarfile.SYMTYPE, "../../.."))
     new_code = tmp_path / "new code"
@@ -607,7 +607,8 @@ def test_copying_a_valid_store_twice_preserves_all_rows(saved, tmp_path):
 
     first, last = rows("experiment.sqlite"), rows("copy.sqlite")
     assert first["trial"] == last["trial"] != []
-    for own in ("experiment", "lease"):  # the rows of these tables differ between any two stores
+    # The rows of these tables differ between any two stores, so they are not compared.
+    for own in ("experiment", "lease"):
         del first[own], last[own]
     assert first == last
 

@@ -347,7 +347,7 @@ def restored(raw, results, running=0):
     return tuner
 
 
-# Each option contains a continuous parameter x, so no point occurs twice. Options without such a parameter would repeat points.
+# Each option contains a continuous parameter x, so no point occurs more than once.
 WITH_X = {
     "c": {"_type": "choice", "_value": [{"_name": "a", "x": UNIT}, {"_name": "b", "x": UNIT}]},
     "y": UNIT,
@@ -369,7 +369,8 @@ def test_a_proposal_takes_no_more_computation_after_10_000_results_than_after_40
         assert (few.kernel_elements, few.largest) == (many.kernel_elements, many.largest)
         assert few.largest == 2 * MAX_TRIALS
         assert many.likelihoods <= 50
-    # The second proposal converts only newly ended trials and running trials.
+    # The second proposal reuses the points of the first one. It converts only running trials and trials that have ended since
+    # then.
     assert needed[10_000, False].points <= 3
 
 

@@ -24,7 +24,7 @@ def test_an_ended_experiment_is_deleted_with_its_folder_and_registry_entry(nnict
     folder = an_experiment("abc11111")
     finished(folder, 0.5)
     code, _, err = nnictl("experiment", "delete", "abc")
-    # nnictl refuses the deletion, because it has no terminal to ask for confirmation.
+    # Without --yes, nnictl refuses the deletion, because it has no terminal to ask for confirmation.
     assert (code, folder.path.exists()) == (1, True)
     assert "there is no terminal; confirm with --yes" in err
     assert nnictl("experiment", "delete", "abc", "--yes") == (0, "INFO: Deleted experiment abc11111\n", "")
@@ -115,7 +115,7 @@ def test_an_experiment_whose_jobs_may_still_exist_is_kept_while_its_cluster_is_u
         changed = json.dumps(json.loads(config) | {"training_service": "pai", "pai": pai})
         connection.execute("UPDATE experiment SET config = ?", (changed,))
         connection.commit()
-        # No job is stored yet, so nnictl does not query the cluster.
+        # The store contains no job yet, so nnictl does not query the unreachable cluster.
         assert remains_of(died) == ""
         connection.execute("INSERT INTO job VALUES ('aB3dE', 1.0, NULL, 1)")
         connection.commit()

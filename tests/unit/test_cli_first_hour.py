@@ -186,7 +186,8 @@ def test_nnictl_stop_waits_for_a_starting_manager_and_succeeds_if_the_start_fail
     is_locked = []
 
     def fail_to_start(_):
-        with folder.owned(is_brief=True):  # nnictl holds no lock while it waits, so the manager can start
+        # nnictl holds no lock while it waits, so this test can take the lock, as a manager that starts would do.
+        with folder.owned(is_brief=True):
             is_locked.append(False)
         process.kill()
         process.wait()

@@ -143,7 +143,7 @@ def test_the_option_head_cannot_be_combined_with_tail_or_follow(a_trial, capsys,
 
 def test_nnictl_log_with_follow_prints_all_attempts_until_the_trial_ends(a_trial, capsys, monkeypatch):
     folder, save = a_trial
-    # nnictl sleeps after every poll. The test replaces each sleep by the next of these steps.
+    # nnictl sleeps after every poll. Instead of each sleep, the test runs the next of these steps.
     steps = iter(
         [
             lambda: written(folder, "one\n"),
@@ -175,8 +175,9 @@ def test_the_managers_log_is_followed_until_an_interrupt(a_trial, capsys, monkey
     assert main.run(["log", "stdout", "abc", "--tail", "1", "--follow"]) == main.INTERRUPTED
     assert capsys.readouterr() == (
         "2\n3\n",
+        # The terminal shows ^C without a line end, so nnictl prints a newline.
         "\n",
-    )  # The terminal shows ^C without a line end, so nnictl prints a newline.
+    )
 
 
 @pytest.mark.parametrize("removed", ["trials", "trials/aB3dE"])

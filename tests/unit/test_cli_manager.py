@@ -82,7 +82,8 @@ def test_nnictl_stop_prints_its_reason_for_waiting_only_when_the_reason_changes(
         def report(line):
             lines.append(line)
             if len(lines) == 3:
-                owner.close()  # the manager exits
+                # This simulates the exit of the manager, which owns the folder.
+                owner.close()
 
         monkeypatch.setattr(manager_stop, "_REPORT_INTERVAL_S", 0.0)
         monkeypatch.setattr(output, "info", report)
@@ -184,7 +185,7 @@ def test_a_closed_connection_and_a_missing_listener_have_different_errors(an_exp
     assert ": no program listens there; " in str(refused)
 
 
-# If a TLS handshake fails, urllib3 does not close the socket but leaves it to the garbage collector.
+# If a TLS handshake fails, urllib3 leaves the open socket to the garbage collector, so Python warns about it.
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.parametrize("certificate_sha256", [None, "a" * 64])
 @pytest.mark.parametrize("is_reset", [True, False])
@@ -209,7 +210,7 @@ def test_a_connection_that_the_server_closes_immediately_is_reported_as_closed_w
     gc.collect()
 
 
-# The program REFUSING replaces the manager. It reports that it is ready, and then rejects every request.
+# This fake manager reports that it is ready, and then rejects every request.
 REFUSING = """\
 #!{python}
 import os, sys

@@ -64,7 +64,8 @@ def test_nnictl_resume_warns_that_a_changed_search_space_file_has_no_effect(
     )
     file.write_text('{"lr": {"_type": "uniform", "_value": [0, 2]}}')
     assert resume_warnings("abc11111") == [warning]
-    file.write_text("{")  # `nnictl update` reports the errors of this file, so the warning stays the same
+    # Only `nnictl update` reports an error in this file, so the warning of `nnictl resume` stays the same.
+    file.write_text("{")
     config = tmp_path / "config.yml"
     config.write_text(config.read_text().replace("codeDir: .", "codeDir: gone"))
     assert resume_warnings("abc11111") == [warning]
@@ -157,7 +158,7 @@ def test_the_experiment_list_parses_no_trial_row_but_a_log_command_parses_exactl
     trials = [Trial(f"t{n}", n, {}, {}, 1.0, f"t{n}") for n in range(3)]
     store.commit([trial_row(trial) for trial in trials], 1.0)
     store.close()
-    # For ten thousand trials, parsing the rows takes most of the time, so the test counts the parsed rows.
+    # Parsing the rows of ten thousand trials takes most of the time of a command, so the test counts the parsed rows.
     made = []
     trial_of = reader_module.trial_of
     monkeypatch.setattr(
@@ -383,7 +384,7 @@ def test_nnictl_lists_ten_thousand_trials_in_less_than_three_seconds(nnictl, an_
     store.close()
     started_s = time.process_time()
     code, out, err = nnictl("trial", "ls", "abc")
-    # The command takes 0.4 s on an idle core. With a table drawn by rich, it took 9 s.
+    # The command takes 0.4 s on an idle core. An earlier version, which drew a table with rich, took 9 s.
     assert time.process_time() - started_s < 3
     assert (code, len(out.splitlines()), len(err.splitlines())) == (0, 10_001, 1)
     assert out.splitlines()[-1] == "9999\tt09999\tWAITING\t\t\tlr=0.9999 size=32"

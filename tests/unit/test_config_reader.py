@@ -499,7 +499,7 @@ def test_json_with_comments_or_a_last_comma_is_read_as_yaml_with_a_warning(write
             f"search_space.json:1: cannot read search_space.json: JSON has no comments, as at column {len(SPACE) + 2}; "
             "remove the comment",
         ),
-        # As YAML, the comment would be a hyper-parameter.
+        # This file must not be read as YAML: the comment would become a hyper-parameter.
         (
             SPACE[:-1] + ", // the rate }",
             "search_space.json:1: cannot read search_space.json: JSON has no comments",

@@ -73,7 +73,7 @@ def test_only_connections_of_the_given_port_are_listed_and_closed(host):
             stack.enter_context(listener.accept()[0])
         found = list(connections._sockets_at(ours.getsockname()[1]))
         assert sorted(each.peer for each in found) == sorted(peer.getsockname()[:2] for peer in peers[:2])
-        # If the descriptor now belongs to another socket, _shut_down() must close nothing.
+        # The descriptor of this _Socket belongs to another socket, as after a reuse. So _shut_down() must close nothing.
         first = next(each for each in found if each.peer == peers[0].getsockname()[:2])
         connections._shut_down(connections._Socket(peers[2].fileno(), first.peer))
         connections._shut_down(first)

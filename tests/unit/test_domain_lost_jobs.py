@@ -121,7 +121,7 @@ def test_the_trial_of_a_lost_node_is_retried_within_the_retry_limit(max_retries)
     trial = search.trial("t0")
     if max_retries:
         assert (trial.state, search.submitted) == (TrialState.WAITING, ["t0", "t0-1"])
-        # The keeper on the lost node reconnects. Results of its attempt are ignored.
+        # The keeper on the lost node reconnects and reports a result of the lost attempt. The manager ignores this result.
         search.report("t0", "0.1")
         assert trial.run.final is None
     else:

@@ -223,7 +223,7 @@ def test_the_next_manager_restarts_a_trial_whose_preemption_is_reported_late():
     search.end(trial_id, JOB_LOST)
     search.deliver(trial_id)
     search = search.resumed()
-    # The store lacks `ended`, so a resumed manager does not have this field.
+    # The store does not contain `ended`, so the resumed manager does not have this field.
     search.trial(trial_id).run.ended = None
     search.experiment.state = type(search.state).RUNNING
     search.lose_job(trial_id, PREEMPTED)
@@ -313,7 +313,8 @@ def test_each_task_of_a_restarted_job_gets_the_trial_again_unless_the_task_had_e
     search.handle(AttemptEnded(TrialEnded(key, JOB_LOST, 143, 20.0, 30.0, {})))
     search.deliver("t0", "main-0")
     before = len(search.dispatched)
-    search.idle(task="main-1")  # the keeper repeats its idle report after a lost connection
+    # The keeper repeats its idle report after a lost connection. Its task has ended by itself, so it does not get the trial.
+    search.idle(task="main-1")
     assert search.dispatched[before:] == []
 
 

@@ -93,7 +93,8 @@ def test_a_keeper_that_stays_disconnected_is_polled_until_it_reconnects(transpor
     transports.connected(JOB, TASK, 211)
     assert not transports.polls_storage(JOB, TASK, 1e6)
     assert polls(transports, 211, 10_000) == []
-    transports.found(JOB, TASK, 212, has_new_data=True)  # This poll started before the keeper connected.
+    # This poll started before the keeper connected, so its result must not replace the newer connection.
+    transports.found(JOB, TASK, 212, has_new_data=True)
     assert transports.last_seen(JOB).transport is Transport.GRPC
 
 

@@ -84,18 +84,15 @@ def test_the_features_do_not_depend_on_the_positions_of_inactive_dimensions():
     ("raw", "position", "centre"),
     [
         ({"_type": "randint", "_value": [0, 4]}, 0.3, 0.375),
-        # The values that are rounded to 0 form a cell that is half as wide as the other cells: it extends from 0 to 0.5.
+        # The cell of 0 extends only from 0 to 0.5, so it is half as wide as the cells of 1, 2 and 3.
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.01, 0.0625),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.3, 0.25),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 1.0, 0.9375),
         # Values up to 50 are rounded to 1, larger values to 100.
         ({"_type": "qloguniform", "_value": [1, 100, 100]}, 0.1, 0.424742),
         ({"_type": "qnormal", "_value": [0, 1, 100]}, 0.9, 0.5),
-        (
-            {"_type": "qlognormal", "_value": [0, 1, 2]},
-            0.2,
-            0.25,
-        ),  # Values up to e^0, the median, are rounded to 0.
+        # Values up to e^0, the median, are rounded to 0.
+        ({"_type": "qlognormal", "_value": [0, 1, 2]}, 0.2, 0.25),
     ],
 )
 def test_the_feature_of_a_quantised_value_is_the_centre_of_its_cell(raw, position, centre):

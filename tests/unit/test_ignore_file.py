@@ -18,7 +18,7 @@ PARTS = st.sampled_from(["*", "**", "a", "b", "*.py", "a*", "?", "x.py", "[ab]",
 @st.composite
 def patterns(draw):
     parts = draw(st.lists(PARTS, min_size=1, max_size=4))
-    # Skip a second "**" in a row: a/**/**/b matches the same paths as a/**/b.
+    # Keep only the first of two "**" in a row: a/**/**/b matches the same paths as a/**/b.
     parts = [part for i, part in enumerate(parts) if part != "**" or parts[i - 1 : i] != ["**"]]
     return (
         draw(st.sampled_from(["", "", "!", "/", "!/"])) + "/".join(parts) + draw(st.sampled_from(["", "/"]))
@@ -26,7 +26,6 @@ def patterns(draw):
 
 
 FILES = st.lists(patterns(), min_size=1, max_size=5).map("\n".join)
-# The test skips a path that is also a parent folder of another path.
 PATHS = st.sets(
     st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join), min_size=5, max_size=25
 )
@@ -63,7 +62,7 @@ def test_ignore_rules_keep_the_same_files_as_git(tmp_path_factory, paths, outer,
     subprocess.run(["git", "init", "-q", root], check=True, timeout=DEADLINE_S)
     for path in sorted(paths):
         if any(other.startswith(f"{path}/") for other in paths):
-            continue
+            continue  # a parent folder of another path cannot be a file
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).touch()
     (root / ".nniignore").write_text(outer)

@@ -222,9 +222,8 @@ def test_the_client_uid_is_unknown_if_the_kernel_does_not_support_socket_queries
 @pytest.fixture
 def unix_address(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
-        folder = Path(
-            tempfile.mkdtemp(dir="/tmp")
-        )  # a path below `tmp_path` may be too long for a Unix socket
+        # A path below `tmp_path` may be too long for a Unix socket.
+        folder = Path(tempfile.mkdtemp(dir="/tmp"))
         listener.bind(str(folder / "socket"))
         listener.listen()
         yield f"unix:{folder}/socket"

@@ -107,7 +107,7 @@ def test_a_stalled_reader_does_not_block_writers(pipe, source, monkeypatch):
     writer.join(DEADLINE_S)
     assert not writer.is_alive()
     finish([forwarder])
-    # The thread is blocked in its write until the pipe is read or the process exits.
+    # finish() has not ended the thread: its write blocks until the pipe is read or closed, or the process exits.
     assert forwarder._thread.is_alive()
     os.close(pipe[0])
     pipe[0] = None

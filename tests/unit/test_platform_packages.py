@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 CHECK = Path(__file__).parents[1] / "prose" / "check_platforms.py"
 CORPUS = Path(__file__).parents[1] / "golden" / "config" / "files"
 SERVICES = "nni_manager.training_services"
-# An experiment on Kubeflow or FrameworkController also imports the package `kubernetes`.
+# An experiment imports the package of its platform, and for these platforms also the named shared packages.
 SHARED = {
     "kubeflow": {"kubernetes"},
     "frameworkcontroller": {"kubernetes"},

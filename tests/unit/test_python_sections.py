@@ -119,9 +119,8 @@ def part_of(key: Key) -> str:
 
 def type_of(key: Key) -> str:
     """The type of the values that a key accepts before validation."""
-    if (
-        key.inner is not None
-    ):  # The key holds a list of mappings, and no Python class exists for these mappings.
+    if key.inner is not None:
+        # The key holds a list of mappings, and no Python class exists for these mappings.
         return "list[dict[str, Any]]"
 
     def named(kind: Any) -> Iterator[str]:
@@ -259,12 +258,12 @@ def test_the_configuration_classes_are_generated_from_the_key_declarations() -> 
 
 
 def test_python_help_describes_each_field_of_each_configuration_class() -> None:
-    # `make golden` must be able to write the module even if it cannot be imported, so the import is here.
+    # These modules are imported only here, because `make golden` must be able to write `sections` even if it cannot be imported.
     from nni_manager.experiment import config, sections
 
     for made in (config.ExperimentConfig, *(getattr(sections, name) for name in sections.__all__)):
         text = pydoc.plain(pydoc.render_doc(made))
-        # The base class describes the fields that all platforms share.
+        # The help of the base class describes the fields that all platforms share, so the help of a platform's class omits them.
         inherited = () if made is config.ExperimentConfig else made.__base__.field_names()
         refused = ("openpai_config", "shared_storage")
         for name in (each.name for each in dataclasses.fields(made)):

@@ -354,7 +354,8 @@ def test_prefetched_trials_behind_a_long_trial_are_moved_to_idle_jobs() -> None:
     assert [len(job.prefetched_ids) for job in jobs] == [MAX_PREFETCH] * 4
     long, *others = world.running()
     while any(other.keeper.current is not None for other in others):
-        for other in others:  # The other jobs run all queued trials before any message is delivered.
+        # The jobs without the long trial run all queued trials before any message is delivered.
+        for other in others:
             while other.keeper.current is not None:
                 other.end_trial(0.01)
         world.settle()

@@ -276,7 +276,8 @@ def test_checkpoint_files_are_not_writable_by_other_users(attempt):
 def test_an_incomplete_checkpoint_of_a_killed_process_is_not_loaded(attempt):
     folder = attempt()
     nni.save_checkpoint(saving("whole"))
-    # The process was killed after it renamed the files and before it renamed the manifest.
+    # These files simulate a process that was killed after it had renamed the files of a checkpoint and before it renamed the
+    # manifest.
     shutil.copytree(folder / "checkpoints/000001", folder / "checkpoints/000002")
     (folder / "checkpoints/.new-1-3").mkdir()
     assert nni.load_checkpoint().endswith("000001")

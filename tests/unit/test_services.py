@@ -38,7 +38,7 @@ trial: {{command: "true", codeDir: ., gpuNum: 0, cpuNum: 1, memoryMB: 512, image
 paiConfig: {{userName: ada, token: {token}, host: {host}}}
 """
 
-# In the second schema, a host without a scheme would be called with https.
+# The address needs a scheme: in the second schema, a host without a scheme would be called with https.
 ADDRESS = "http://192.0.2.1"
 
 
@@ -72,7 +72,7 @@ def test_keepers_on_other_machines_use_the_manager_address_on_the_route_to_the_c
     except UserError:
         pytest.skip("this machine has no network")
     with socket.create_server((address, 0)):
-        pass  # Listening succeeds only if the address belongs to this machine.
+        pass  # listening succeeds only at an address of this machine
 
 
 def test_a_cluster_host_name_that_cannot_be_resolved_is_refused(config):

@@ -126,7 +126,7 @@ def test_an_ended_session_stays_ended_after_a_restart(new_session_auth, tmp_path
     stored = tmp_path / "ended.json"
     assert stat.S_IMODE(stored.stat().st_mode) == 0o600
     assert one.cookie.rpartition(".")[2] not in stored.read_text()
-    # end() removes expired sessions from the file.
+    # end() removes expired sessions from the file, so only the third session is left.
     clock.now_s += SESSION_S + 1
     third = session_auth.begin(session_auth.new_login_code())
     session_auth.end(third.cookie)
@@ -154,7 +154,7 @@ def test_an_unreadable_list_of_ended_sessions_ends_all_earlier_sessions(
     later = session_auth.begin(session_auth.new_login_code())
     assert session_auth.is_authenticated(later.cookie, later.key)
     session_auth.end(session_auth.begin(session_auth.new_login_code()).cookie)
-    # The first restart replaced the damaged list of ended sessions. Two more restarts read the new list.
+    # The first restart replaced the damaged list of ended sessions. Two more restarts read the list that replaced it.
     for each in (new_session_auth(), new_session_auth()):
         assert not each.is_authenticated(session.cookie, session.key)
         assert each.is_authenticated(later.cookie, later.key)

@@ -10,7 +10,7 @@ from trial_keeper.errors import SettingsInvalid
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import Stream
 
-# An environment variable cannot contain a NUL byte.
+# An environment variable cannot contain a NUL byte, so the texts contain none.
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
 SECONDS = st.floats(0, allow_nan=False, allow_infinity=False)
 SETTINGS = st.builds(

@@ -28,7 +28,7 @@ async def test_a_task_that_waits_in_a_loop_ends_if_it_is_cancelled_just_after_th
     task.cancel()
     await asyncio.wait({task}, timeout=scaled_s(5))
     is_cancelled = task.cancelled()
-    task.cancel()  # ends the task if the first cancellation was lost
+    task.cancel()  # end the task even if the first cancellation was lost
     assert is_cancelled
 
 

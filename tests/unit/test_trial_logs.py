@@ -24,7 +24,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 SECRET = b"secret"
 KEYS = [AttemptKey("t1", attempt_id(number), "main-0") for number in range(10)]
 KEY = KEYS[0]
-# The second of these attempts belongs to a lost job.
+# These are the attempts of another trial, t3. Its second attempt belongs to a lost job.
 KEYS_WITH_LOST = [AttemptKey("t3", attempt_id(number), "main-0") for number in range(2)]
 
 
@@ -90,7 +90,7 @@ def test_a_range_that_starts_inside_a_character_starts_with_the_next_character(f
     content = text.encode()
     write(folder, content)
     for first in range(len(content)):
-        # The remaining bytes of a character that starts before `first` are not text, so they are skipped.
+        # If a character starts before `first`, its remaining bytes are not text, so read() must skip them.
         expected = content[first:].decode(errors="ignore")
         at = len(content) - len(expected.encode())
         for start in (first, first - len(content)):

@@ -22,9 +22,9 @@ UNSAFE_YAML = {
     "Loader", "UnsafeLoader", "FullLoader", "CLoader", "load", "load_all", "full_load", "full_load_all", "unsafe_load",
     "unsafe_load_all",
 }  # fmt: skip
-# In a trial, nni_sdk/objective.py loads the function passed to `Experiment.run` from a file of the same user, which
-# experiment/objective.py writes. sklearn.py loads a model from a checkpoint signed by a keeper. keeper_unpacker.py unpacks an
-# archive whose digest it has compared.
+# Each of these files may use the named loader. nni_sdk/objective.py loads, in a trial, the function passed to `Experiment.run`
+# from a file of the same user, which experiment/objective.py writes. sklearn.py loads a model from a checkpoint signed by a
+# keeper. keeper_unpacker.py unpacks an archive whose digest it has compared.
 ALLOWED = {
     "experiment/objective.py": ["pickle"],
     "nni_sdk/objective.py": ["pickle"],

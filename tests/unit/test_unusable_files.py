@@ -60,7 +60,7 @@ def test_a_file_that_is_removed_during_the_check_is_accepted(tmp_path, monkeypat
 
 def test_the_error_for_an_inaccessible_file_contains_the_chmod_command(tmp_path, monkeypatch) -> None:
     (tmp_path / "x").touch()
-    # Root can access all files, so the test simulates the result for another user.
+    # Root can access all files, so the test fakes the answer that os.access() gives another user.
     monkeypatch.setattr(unusable_files.os, "access", lambda *_, **__: False)
     assert f"run `chmod u+rw {tmp_path / 'x'}`" in why_unusable(tmp_path / "x", "remove it")
 

@@ -75,7 +75,7 @@ def test_a_command_with_shell_syntax_or_interpreter_options_cannot_use_the_warm_
     assert warm_command(command) is None
 
 
-# A command line cannot contain a NUL byte.
+# A command line cannot contain a NUL byte, so the words contain none.
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 
 

@@ -324,7 +324,7 @@ def test_the_error_for_a_missing_required_field_contains_the_name_of_the_field(n
             "warnings",
             "environment",
         ):
-            continue  # Earlier versions do not write these fields.
+            continue  # earlier versions do not write these fields, so they are optional
         sample = json.loads(SAMPLES[name])
         del sample[field]
         why = "was not signed" if field == "signature" else field
@@ -419,7 +419,8 @@ def test_an_open_reader_of_a_replaced_file_reads_the_old_content(tmp_path: Path)
 def test_a_failed_write_leaves_the_old_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "manager.json"
     replace_file(path, b"old")
-    (tmp_path / ".manager.json.new").mkdir()  # The folder prevents the creation of the temporary file.
+    # A folder at the temporary path prevents the creation of the temporary file.
+    (tmp_path / ".manager.json.new").mkdir()
     with pytest.raises(OSError, match=r"manager\.json"):
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
