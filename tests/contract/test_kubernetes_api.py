@@ -114,7 +114,7 @@ def test_a_server_reports_its_version(asked):
     assert client.VersionApi(asked.api).get_code().git_version.startswith("v1.")
 
 
-def test_a_new_object_has_a_uid_a_version_and_a_generation(asked):
+def test_a_new_object_has_a_uid_a_resource_version_and_a_generation(asked):
     _, made = asked.made()
     meta = made["metadata"]
     assert meta["uid"]
@@ -197,7 +197,7 @@ def test_a_long_list_is_returned_in_pages(asked):
     assert not second["metadata"].get("continue")
 
 
-def test_a_watch_reports_all_changes_after_a_list_and_ends_after_the_timeout(asked):
+def test_a_watch_reports_all_changes_since_a_list_and_ends_at_its_timeout(asked):
     since = asked.list()["metadata"]["resourceVersion"]
     seen = []
     thread = threading.Thread(
@@ -220,7 +220,7 @@ def test_a_watch_reports_all_changes_after_a_list_and_ends_after_the_timeout(ask
     ]
 
 
-def test_a_watch_from_an_earlier_version_reports_later_changes(asked):
+def test_a_watch_from_an_earlier_resource_version_reports_the_changes_since_that_version(asked):
     name, made = asked.made()
     asked.custom.patch_namespaced_custom_object_status(
         *FRAMEWORKS, name=name, body={"status": {"state": "R1"}}
@@ -233,7 +233,7 @@ def test_a_watch_from_an_earlier_version_reports_later_changes(asked):
     assert [(kind, found["status"]["state"]) for kind, found in seen] == [("MODIFIED", "R1")]
 
 
-def test_a_watch_from_an_expired_version_is_refused_with_410(asked):
+def test_a_watch_from_an_expired_resource_version_is_refused_with_410(asked):
     with refused(410, None):
         asked.watched(1, resource_version="1")
 
@@ -287,7 +287,7 @@ def test_a_foreground_deletion_deletes_an_object_after_its_dependents(asked):
     assert is_gone(lambda: asked.core.read_namespaced_pod(pod, NAMESPACE))
 
 
-def test_deleting_an_object_without_finalizers_returns_success(asked):
+def test_the_deletion_of_an_object_without_finalizers_returns_the_status_success(asked):
     where = (GROUP, "v1", NAMESPACE, "pytorchjobs")
     name = f"probe{asked.run}pt"
     body = {

@@ -112,7 +112,9 @@ def test_a_tuner_regards_a_trial_as_failed_if_its_result_lacks_an_objective(tmp_
 
 
 @pytest.mark.parametrize("name", ["TPE", "NSGAII"])
-def test_a_tuner_finds_as_good_a_pareto_front_as_an_optuna_study(name, tmp_path) -> None:
+def test_the_pareto_front_of_a_tuner_is_as_good_as_the_pareto_front_of_an_optuna_study(
+    name, tmp_path
+) -> None:
     """The tuner and the Optuna study use the same sampler, settings and budget. The measure is the area that the front
     dominates.
     """

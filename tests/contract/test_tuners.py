@@ -169,7 +169,7 @@ def test_a_tuner_restores_a_history_of_a_thousand_trials(a_tuner):
     assert plain(tuner.ask(1000).parameters).keys() == {"x", "y"}
 
 
-def test_a_restored_tuner_regards_failed_trials_as_failed(a_tuner):
+def test_a_restored_tuner_regards_trials_that_failed_before_the_restart_as_failed(a_tuner):
     failing = run(a_tuner(), range(12), lambda parameters: None)
     rebuilt = a_tuner()
     rebuilt.restore(stored(failing))
@@ -206,7 +206,7 @@ def test_a_tuner_uses_only_the_first_result_of_a_trial(a_tuner):
     assert tuner.ask(15) == other.ask(15)
 
 
-def test_invalid_calls_of_a_tuner_raise_internal_error(a_tuner):
+def test_a_repeated_ask_a_result_of_an_unknown_trial_and_a_late_restore_raise_internal_error(a_tuner):
     tuner = a_tuner()
     suggestion = tuner.ask(0)
     with pytest.raises(InternalError, match="a second time"):
@@ -320,7 +320,7 @@ def test_normally_distributed_samples_have_the_configured_mean_and_deviation(raw
     assert statistics.stdev(drawn) == pytest.approx(2, abs=0.15)
 
 
-def test_half_of_the_loguniform_samples_are_below_the_geometric_mean():
+def test_half_of_the_loguniform_samples_are_below_the_geometric_mean_of_the_bounds():
     drawn = samples({"_type": "loguniform", "_value": [1e-4, 1]}, 2000)
     assert sum(value < 1e-2 for value in drawn) / len(drawn) == pytest.approx(0.5, abs=0.04)
 
@@ -339,7 +339,7 @@ def test_tpe_minimises_a_quadratic_function_faster_than_random_search(optimize_m
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_the_tuner_named_in_the_experiment_file_is_created(name, tmp_path):
+def test_the_manager_creates_the_tuner_that_the_experiment_file_names(name, tmp_path):
     (tmp_path / "space.json").write_text(json.dumps(TWO_FLOATS))
     path = tmp_path / "experiment.yml"
     path.write_text(
@@ -487,7 +487,7 @@ def test_batch_tuner_proposes_unchanged_copies_of_its_entries():
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS))
-def test_the_attribute_learns_of_each_tuner_has_the_value_from_the_table_of_tuners(name):
+def test_the_table_of_tuners_states_correctly_whether_a_tuner_learns(name):
     tuner = make_of(name, BATCH if name == "BatchTuner" else TWO_FLOATS)
     assert tuner.learns == TUNERS[name].learns
 
@@ -628,7 +628,7 @@ def test_qmc_points_are_evenly_distributed():
 @pytest.mark.parametrize(
     "a", [{"_type": "choice", "_value": list(range(30))}, {"_type": "quniform", "_value": [0, 29, 1]}]
 )
-def test_smac_repeats_fewer_points_if_the_argument_config_dedup_is_set(a):
+def test_smac_repeats_fewer_points_with_config_dedup_than_without(a):
     raw = {"a": a}
 
     def modelled(**class_args):

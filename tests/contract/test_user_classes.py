@@ -237,7 +237,7 @@ class Mine(Tuner):
         ("x = 1", "has no attribute 'Mine'"),
     ],
 )  # fmt: skip
-def test_an_error_in_a_user_tuner_is_reported_with_the_traceback(a_tuner, code, message):
+def test_an_error_in_a_user_tuner_is_reported_with_its_cause(a_tuner, code, message):
     with pytest.raises(UserCodeFailed, match=message) as raised:
         a_tuner(code).ask(0)
     assert str(raised.value).startswith("cannot ")
@@ -399,7 +399,7 @@ def test_a_user_tuner_returns_parameters_after_closing_its_stdout(a_tuner):
     assert a_tuner(failing("sys.stdout = None; return {'x': 1}")).ask(0).parameters == {"x": 1}
 
 
-def test_a_user_tuner_continues_after_an_error_about_a_result_without_a_number(a_tuner):
+def test_a_user_tuner_still_proposes_parameters_after_a_result_without_a_number_was_refused(a_tuner):
     tuner = a_tuner()
     tuner.ask(0)
     with pytest.raises(UserCodeFailed, match="cannot find a number in the result"):

@@ -98,7 +98,7 @@ def test_the_keeper_is_pid_1_of_its_container(a_job, image):
     assert "/tmp/trial-keeper." in command
 
 
-def test_the_unpacked_keeper_is_removed_when_it_ends(a_job, image, tmp_path):
+def test_the_files_of_an_unpacked_keeper_are_removed_when_the_keeper_ends(a_job, image, tmp_path):
     """A container of Apptainer, for example, uses the /tmp of its node, which outlives the container."""
     of_node = tmp_path / "node"
     of_node.mkdir()

@@ -65,7 +65,7 @@ def test_each_framework_example_reports_its_results_with_three_lines_that_use_nn
     assert final[1] in [value for _, value in reports]
 
 
-def test_each_framework_has_an_example_and_the_experiment_file_runs_one_of_the_examples():
+def test_each_framework_has_an_example_and_the_example_experiment_runs_one_of_the_examples():
     modules = {path.stem for path in ROOT.glob("nni_sdk/integrations/*.py")}
     shared = {
         "__init__",

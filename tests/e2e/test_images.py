@@ -249,7 +249,7 @@ def test_the_error_names_the_missing_variables_if_a_keeper_container_has_no_sett
     assert keeper.stderr.count("\n") == 1
 
 
-def test_the_image_build_refuses_a_base_image_with_another_python_and_names_the_remedy(podman):
+def test_the_image_build_names_a_remedy_if_the_python_of_the_base_image_does_not_match(podman):
     build = str(REPOSITORY / "images" / "build.sh")
     with pytest.raises(AssertionError, match=r"cannot make wheels for .*; set PYTHON"):
         podman.run(build, "keeper", "localhost/trial-keeper-test-none", podman.base(), PYTHON="echo")
@@ -274,7 +274,7 @@ def test_an_image_label_has_the_digest_of_the_base_image(podman):
     assert base.endswith(f"@{digest}")
 
 
-def test_a_container_on_the_host_network_needs_the_managers_token(podman, a_container):
+def test_a_container_on_the_host_network_cannot_use_the_managers_api_without_the_token(podman, a_container):
     """The container runs as the manager's user and shares the loopback interface of the machine. Nevertheless, the manager
     requires the token.
     """

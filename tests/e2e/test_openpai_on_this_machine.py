@@ -96,7 +96,7 @@ def test_nnictl_create_refuses_a_task_larger_than_any_node(home, nnictl):
     assert list((home / "experiments").glob("*")) == created_before
 
 
-def test_an_experiment_ends_with_the_clusters_message_if_the_tasks_of_a_job_need_more_than_the_cluster_has(
+def test_an_experiment_ends_with_the_clusters_message_if_a_job_needs_more_cpus_than_the_cluster_has(
     home, nnictl
 ):
     (home / "work" / "job.yml").write_text(

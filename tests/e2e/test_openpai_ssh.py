@@ -65,7 +65,7 @@ def listens(port):
 
 @NEEDS_SSHD
 @pytest.mark.smoke
-def test_tasks_run_commands_on_other_tasks_and_keep_the_users_ssh_settings(play):
+def test_tasks_run_commands_on_other_tasks_over_ssh_and_leave_the_users_ssh_files_unchanged(play):
     ask = 'ssh worker-1 \'echo "$PAI_CURRENT_TASK_ROLE_NAME-$PAI_TASK_INDEX"; cat ~/.ssh/config | grep -c ^Host; '
     ask += "echo $OMPI_MCA_orte_tmpdir_base'"
     text = roles(

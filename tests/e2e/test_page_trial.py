@@ -105,7 +105,9 @@ def test_a_trial_page_shows_code_and_environment_and_can_retry_a_trial_from_its_
     assert [each["data"] for each in reported] == ['"2"', '"3"'], "the first two epochs are in the checkpoint"
 
 
-def test_the_page_offers_only_a_restart_of_a_failed_trial_without_a_checkpoint(browser, a_real_experiment):
+def test_the_page_offers_no_retry_from_a_checkpoint_if_a_failed_trial_has_no_checkpoint(
+    browser, a_real_experiment
+):
     experiment = a_real_experiment("raise SystemExit('no')\n", trialConcurrency=1, maxTrialNum=1)
     port = free_port_pair()
     experiment.start(port)

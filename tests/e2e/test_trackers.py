@@ -222,7 +222,7 @@ def test_an_export_to_mlflow_fails_after_three_retries_if_the_server_is_unavaila
     assert err.splitlines()[-1].endswith(AGAIN)
 
 
-def test_a_repeated_export_to_mlflow_completes_a_run_without_parameters(folder, mlflow_runs):
+def test_a_repeated_export_to_mlflow_adds_the_missing_parameters_of_a_run(folder, mlflow_runs):
     store(folder, trial(0, SUCCEEDED, 0.9), 0.5)
     client, _ = mlflow_runs()
     found = client.get_experiment_by_name("digits abc11111").experiment_id
@@ -236,7 +236,9 @@ def test_a_repeated_export_to_mlflow_completes_a_run_without_parameters(folder, 
     assert runs["1-t1"].info.status == "FINISHED"
 
 
-def test_names_that_differ_only_in_characters_mlflow_refuses_stay_different_in_mlflow(folder, mlflow_runs):
+def test_names_stay_different_in_mlflow_if_they_differ_only_in_characters_that_mlflow_refuses(
+    folder, mlflow_runs
+):
     odd = {"loss/": 1, "a?b": 2, "a_b": 3, "": 4, "..": 5, "x//y": 6, "m" * 300: 7, "m" * 301: 8}
     stored = trial(0, SUCCEEDED, {"default": 0.5} | odd, parameters={"a?b": 1, "a_b": 2})
     store(folder, stored, {"default": 0.5} | odd)

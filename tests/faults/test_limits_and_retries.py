@@ -66,7 +66,7 @@ def test_a_trial_is_retried_after_a_kill_of_its_keeper_and_the_result_of_the_las
 
 
 @pytest.mark.smoke
-def test_an_experiment_ends_with_an_error_if_its_first_trials_fail_and_can_be_resumed(a_real_experiment):
+def test_an_experiment_whose_first_trials_fail_ends_with_an_error_and_can_be_resumed(a_real_experiment):
     code = "import nni_sdk as nni\nrate = nni.get_next_parameter()['lr']\nnni.report_final_result(rate)\n"
     experiment = a_real_experiment(code, trialConcurrency=2, maxTrialNum=40, failFast=3)
     experiment.start()

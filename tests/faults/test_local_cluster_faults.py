@@ -331,7 +331,7 @@ def test_a_cluster_with_an_internal_error_closes_and_the_next_cluster_continues_
 
 
 @pytest.mark.parametrize("written", [None, "", '{"pid": 1'], ids=["another process", "nothing", "torn"])
-def test_a_killed_task_is_restarted_if_its_process_record_is_wrong_or_truncated(folder, written):
+def test_the_next_cluster_restarts_a_killed_task_whose_process_record_is_wrong_or_truncated(folder, written):
     async def begin():
         async with running(settings(folder)) as cluster:
             await cluster.submit("alice", commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || sleep 1000'))

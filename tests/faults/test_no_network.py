@@ -210,7 +210,7 @@ class LinkProxy:
         self._writers.clear()
 
 
-def test_results_are_complete_although_the_transport_changes_when_the_connection_opens_or_closes(
+def test_results_are_complete_even_if_the_transport_changes_because_a_connection_opens_or_closes(
     a_real_experiment,
 ):
     experiment = a_real_experiment(PACED, maxTrialNum=2, trialConcurrency=2, logCollection="http")

@@ -216,7 +216,7 @@ def test_managers_killed_at_several_moments_are_replaced_without_lost_or_duplica
 
 
 @pytest.mark.parametrize(("moment", "reuse"), list(zip(PAI_MOMENTS, (False, True), strict=True)))
-def test_the_successor_of_a_killed_manager_finds_the_jobs_on_openpai(
+def test_the_next_manager_finds_the_openpai_jobs_of_a_killed_manager(
     a_real_experiment, tmp_path, monkeypatch, moment, reuse
 ):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -235,7 +235,7 @@ def test_the_successor_of_a_killed_manager_finds_the_jobs_on_openpai(
 
 
 @pytest.mark.parametrize(("moment", "reuse"), list(zip(SLURM_MOMENTS, (False, True), strict=True)))
-def test_the_successor_of_a_killed_manager_finds_the_jobs_on_slurm_from_another_machine(
+def test_a_manager_on_another_machine_finds_the_slurm_jobs_of_a_killed_manager(
     a_real_experiment, tmp_path, moment, reuse
 ):
     ran = tmp_path / "ran"
@@ -276,7 +276,7 @@ if nni.get_sequence_id() < 2:
 
 
 @pytest.mark.smoke
-def test_trials_whose_stop_a_killed_manager_had_requested_end_as_user_canceled(a_real_experiment):
+def test_trials_that_a_manager_was_stopping_when_it_was_killed_end_as_user_canceled(a_real_experiment):
     experiment = a_real_experiment(SLOW_TO_STOP, trialConcurrency=2, maxTrialNum=3)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 2, "both trials report")

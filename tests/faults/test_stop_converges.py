@@ -239,7 +239,7 @@ def test_stopping_an_experiment_ends_all_processes_despite_full_disk_removed_fol
 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_a_trial_can_be_stopped_while_its_keeper_is_suspended_and_other_trials_continue(
+def test_a_trial_whose_keeper_is_suspended_can_be_stopped_without_an_effect_on_other_trials(
     an_experiment, options
 ):
     experiment = an_experiment(**options)

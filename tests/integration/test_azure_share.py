@@ -275,7 +275,9 @@ def test_a_changed_account_key_is_read_again_from_the_vault_and_sent_to_jobs(azu
     assert secret.texts == {"azurestorageaccountname": ACCOUNT, "azurestorageaccountkey": azure.key}
 
 
-def test_a_missing_vault_key_is_reported_without_any_secret_in_the_message(azure, share, workspace, caplog):
+def test_the_error_for_an_outdated_or_unreadable_vault_key_contains_no_secret(
+    azure, share, workspace, caplog
+):
     caplog.set_level(logging.DEBUG)
     workspace.run_sh.write_text("echo\n")
     azure.key = new_key("second")

@@ -163,7 +163,7 @@ class FailsTwice(Void):
         await super().submit(settings)
 
 
-def test_a_temporary_submission_error_is_reported_and_the_retry_causes_no_trial_to_fail(
+def test_a_temporary_submission_error_is_reported_and_the_submission_is_retried(
     a_real_experiment, monkeypatch
 ):
     monkeypatch.setattr(job_submission, "FIRST_RESUBMIT_S", 0.05)
@@ -377,7 +377,7 @@ def test_an_experiment_does_not_start_if_its_code_cannot_be_packed(a_real_experi
 
 
 @pytest.mark.parametrize("own", [KeeperExit.MOUNT_FORBIDDEN, KeeperExit.VERSION, KeeperExit.COMMAND])
-def test_the_keepers_exit_code_determines_the_reason_of_the_trial_if_the_keeper_started_no_attempt(
+def test_the_exit_code_of_a_keeper_that_started_no_attempt_determines_the_exit_reason_of_its_trial(
     a_real_experiment, own
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)

@@ -191,7 +191,7 @@ def without_grpc_timeouts(monkeypatch):
     monkeypatch.setattr(servicer, "_SERVER_OPTIONS", list((dict(servicer._SERVER_OPTIONS) | silent).items()))
 
 
-def test_connections_above_the_limit_are_closed_and_an_authenticated_keeper_continues(monkeypatch):
+def test_connections_above_the_limit_are_closed_while_an_authenticated_keeper_stays_connected(monkeypatch):
     without_grpc_timeouts(monkeypatch)
     monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 10)
     # If the manager cannot read /proc, it cannot evict peers, and only gRPC's own limit applies. A wrong path simulates this.

@@ -157,7 +157,7 @@ def test_requests_from_the_page_of_the_manager_are_accepted(server):
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
      ("192.0.2.7", False), ("some.host", False)],
 )  # fmt: skip
-def test_only_loopback_hosts_are_recognised_as_loopback(host, expected):
+def test_only_loopback_addresses_and_localhost_are_recognised_as_loopback(host, expected):
     assert is_loopback(host) is expected
 
 

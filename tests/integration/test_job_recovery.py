@@ -138,7 +138,7 @@ def test_a_missing_exit_record_of_a_killed_task_is_not_reported_as_a_storage_fau
         (None, False, ["its keeper is gone", "evicted"]),
     ],
 )
-def test_the_message_of_a_lost_trial_starts_with_the_clusters_explanation_or_else_with_the_keepers_end(
+def test_the_message_of_a_lost_trial_starts_with_the_keepers_end_unless_the_cluster_explains_the_loss(
     a_real_experiment, exit_code, is_explained, lines
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
@@ -321,7 +321,9 @@ def test_a_job_whose_processes_have_ended_is_not_killed_while_its_data_is_read(a
 
 
 @pytest.mark.usefixtures("no_polls")
-def test_each_stored_piece_extends_the_deadline_for_reading_the_data_of_an_ended_job(a_real_experiment):
+def test_the_deadline_for_reading_the_data_of_an_ended_job_moves_with_each_stored_piece_of_the_data(
+    a_real_experiment,
+):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
     deadlines_s = []
 
@@ -378,7 +380,7 @@ def test_a_queued_trial_survives_two_clean_exits_of_its_jobs_but_fails_after_two
 @pytest.mark.usefixtures("no_polls")
 @pytest.mark.parametrize("written", [None, Stream.KEEPER, Stream.STDOUT])
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_queued_trial_is_charged_for_a_crash_of_its_job_only_if_its_attempt_has_written_something(
+def test_a_job_crash_is_charged_to_a_trial_without_a_start_report_only_if_its_attempt_has_written_bytes(
     a_real_experiment, written, is_late
 ):
     """The keeper has claimed an attempt, and has written nothing, or a line of its own log, or output of the command."""
@@ -458,7 +460,7 @@ async def a_forgotten_trial(engine, service):
 
 @pytest.mark.usefixtures("no_polls")
 @pytest.mark.usefixtures("late_storage")
-def test_a_trial_missing_from_the_hello_of_a_restarted_keeper_has_the_result_in_the_workspace(
+def test_a_trial_missing_from_its_restarted_keepers_hello_has_the_result_in_the_workspace(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})
@@ -476,7 +478,7 @@ def test_a_trial_missing_from_the_hello_of_a_restarted_keeper_has_the_result_in_
 
 
 @pytest.mark.usefixtures("no_polls")
-def test_a_trial_missing_from_the_hello_is_dispatched_again_if_the_manager_may_not_read_its_files(
+def test_a_trial_missing_from_its_keepers_hello_is_dispatched_again_if_its_files_are_unreadable(
     a_real_experiment, monkeypatch
 ):
     monkeypatch.setattr(job_recovery, "STORAGE_LAG_S", 0.1)
@@ -656,7 +658,7 @@ def test_trials_that_a_given_up_job_never_started_return_to_the_queue(a_real_exp
 # ---- jobs that cannot be ended
 
 
-def test_the_results_of_a_job_that_cannot_be_ended_count_and_the_job_is_listed_as_leftover(a_real_experiment):
+def test_a_job_that_cannot_be_ended_is_listed_as_leftover_and_its_results_count(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
@@ -679,7 +681,9 @@ def test_the_results_of_a_job_that_cannot_be_ended_count_and_the_job_is_listed_a
 # ---- a later manager
 
 
-def test_a_later_manager_stops_a_leftover_job_and_removes_it_from_the_list_after_its_end(a_real_experiment):
+def test_a_later_manager_stops_a_leftover_job_and_removes_the_job_from_the_leftovers_after_its_end(
+    a_real_experiment,
+):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
     leftover_jobs.write(experiment.folder, {"old": "remove it with `end old`"})
 
@@ -695,7 +699,7 @@ def test_a_later_manager_stops_a_leftover_job_and_removes_it_from_the_list_after
     play(scenario)
 
 
-def test_a_later_manager_removes_a_leftover_job_that_no_longer_exists_from_the_list(a_real_experiment):
+def test_a_later_manager_removes_an_unknown_job_from_the_list_of_leftovers(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
     leftover_jobs.write(experiment.folder, {"old": "remove it with `end old`"})
 

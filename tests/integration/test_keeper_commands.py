@@ -269,7 +269,9 @@ class TwoTasks(Cluster):
     completion = Completion((TaskRole("main", 2),))
 
 
-def test_a_task_is_stopped_when_it_reconnects_after_another_task_has_decided_the_trial(a_real_experiment):
+def test_a_task_is_stopped_when_its_keeper_reconnects_after_another_task_has_ended_the_trial(
+    a_real_experiment,
+):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():

@@ -131,7 +131,7 @@ def test_the_script_of_a_task_does_not_run_if_a_required_mount_fails(container, 
     assert f"cannot give this task its own {tmp_path}: " in said("runtime")
 
 
-def test_no_supervisor_starts_in_a_container_folder_that_is_already_claimed(container, tmp_path):
+def test_a_supervisor_does_not_start_in_a_container_folder_that_is_already_claimed(container, tmp_path):
     container(f"echo ran >> {tmp_path}/ran")
     folder = tmp_path / "containers/c"
     assert forked(folder) != BEGUN
@@ -159,7 +159,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_child_that_calls_end_with_ends_if_its_parent_is_killed_before_or_after_the_call(when):
+def test_the_function_end_with_ends_a_child_whose_parent_is_killed_before_or_after_the_call(when):
     command = [sys.executable, "-c", PARENT_AND_CHILD, when]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         child = psutil.Process(int(parent.stdout.readline()))
@@ -262,7 +262,9 @@ def test_the_stored_output_of_a_task_is_bounded(container, tmp_path):
     assert sum(each.stat().st_size for each in kept) <= 3 * 10**6
 
 
-def test_the_task_does_not_fail_and_its_output_is_discarded_if_the_disk_is_full(container, tmp_path):
+def test_a_task_keeps_its_own_exit_code_if_a_full_disk_prevents_the_storage_of_its_output(
+    container, tmp_path
+):
     for name in ("user-stdout", "user-all"):
         (tmp_path / "logs" / name).mkdir(parents=True)
         (tmp_path / "logs" / name / "current").symlink_to("/dev/full")

@@ -72,7 +72,7 @@ def test_a_mutant_is_killed_if_a_test_hangs(tree, copy, monkeypatch):
     assert judge(tree, "tests/test_hang.py").killer(copy, UNUSED)
 
 
-def test_a_closed_copy_of_the_source_tree_runs_no_test(tree, copy):
+def test_a_copy_of_the_source_tree_runs_no_test_after_it_was_ended(tree, copy):
     copy.end()
     with pytest.raises(KeyboardInterrupt):
         judge(tree, "tests/test_signs.py").killer(copy, UNDETECTED)

@@ -96,7 +96,7 @@ def test_a_waiting_trial_job_has_all_required_fields_and_no_end_time(a_real_expe
     assert "finalMetricData" not in job
 
 
-def test_the_metadata_and_the_list_of_experiments_contain_the_process_of_the_manager(done):
+def test_the_metadata_of_an_experiment_and_the_list_of_experiments_contain_the_managers_pid_and_port(done):
     metadata = done.get("/experiment-metadata")
     assert metadata["pid"] == done.manager.pid
     assert (metadata["port"], metadata["tag"], metadata["prefixUrl"]) == (done.port, [], None)

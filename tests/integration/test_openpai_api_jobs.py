@@ -360,7 +360,7 @@ HOSTILE = [
 ]
 
 
-def test_no_log_name_leads_out_of_the_log_folder(here):
+def test_an_unknown_log_name_is_refused_even_if_it_would_lead_out_of_the_log_folder(here):
     ada = here.client()
     ada.submit(a_job_of("echo hello"))
     known = links(ada, ended(ada)).keys()

@@ -137,7 +137,7 @@ def test_a_queued_trial_can_be_revoked_and_a_running_trial_cannot(job):
     assert not job.site.attempt(key_of(last)).path.exists()
 
 
-def test_no_process_of_a_trial_runs_when_the_keeper_is_idle_again(job):
+def test_all_processes_of_a_trial_have_ended_when_the_keeper_is_idle_again(job):
     job.run("(setsid sleep 1000 & sleep 1000 & nohup sleep 1000 & disown) > nothing 2>&1; echo done")
     assert psutil.Process(job.keeper.pid).children(recursive=True) == []
 

@@ -153,7 +153,7 @@ def test_a_trial_imports_json_but_no_slow_module_when_it_reports_results(environ
     assert len(records(environ)) == 2
 
 
-def test_reporting_a_number_imports_no_additional_module_of_python_code(environ):
+def test_a_report_of_a_number_imports_no_module_that_is_written_in_python(environ):
     loaded = modules_loaded_by(
         "import nni_sdk as nni; nni.get_next_parameter(); before |= set(sys.modules); nni.report_intermediate_result(0.5)",
         environ,

@@ -142,7 +142,7 @@ def test_a_job_is_submitted_from_a_login_shell_and_no_command_line_contains_its_
     assert "c0ffee" not in processes
 
 
-def test_a_lost_connection_is_opened_again(node, slurm):
+def test_a_lost_connection_to_the_login_node_is_opened_again(node, slurm):
     assert slurm.cluster().name == "there"
     node.machine.cut()
 

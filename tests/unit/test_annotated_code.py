@@ -315,7 +315,7 @@ def test_the_config_reader_skips_the_code_folder_if_the_caller_does_not_request_
     assert (read.search_space_raw, read.is_annotated) == ({}, False)
 
 
-def test_the_creation_of_an_experiment_fails_and_leaves_no_files_if_the_code_has_changed(
+def test_the_creation_of_an_experiment_fails_and_leaves_no_files_if_annotations_change_after_the_check(
     code, config, monkeypatch
 ):
     monkeypatch.setenv("XDG_STATE_HOME", str(code.parent / "state"))

@@ -734,7 +734,7 @@ def test_each_annotation_of_a_file_receives_its_own_value(randomness: random.Ran
     assert found.space.keys() == parameters.keys()
 
 
-def test_annotated_code_runs_unchanged_without_nni(capsys):
+def test_the_original_annotated_code_also_runs_without_nni(capsys):
     for form in FORMS.values():
         exec(compile(form.code, "train.py", "exec", dont_inherit=True), {"__name__": "train"})
     assert capsys.readouterr().out == ""

@@ -160,7 +160,7 @@ def test_an_experiment_on_nfs_is_not_loaded_if_the_export_is_not_mounted(saved, 
     assert list((there / "nni-experiments").iterdir()) == []
 
 
-def test_loading_without_saved_code_requires_the_code_folder(saved, move, capsys, here):
+def test_an_archive_without_code_is_loaded_only_if_the_code_folder_exists(saved, move, capsys, here):
     path = saved()
     (here / "code").rename(here / "moved")
     there = move("there")

@@ -405,7 +405,7 @@ def test_deeply_nested_json_is_rejected_without_a_traceback(saved, refused, stat
 
 
 @pytest.mark.parametrize("levels", [200, 990, 5000])
-def test_a_reported_result_may_be_nested_deeply_and_stays_text(saved, capsys, levels):
+def test_a_reported_result_may_be_deeply_nested_json_and_is_printed_unchanged(saved, capsys, levels):
     deep = "[" * levels + "]" * levels
 
     def report(connection):
@@ -613,7 +613,7 @@ def test_copying_a_valid_store_twice_preserves_all_rows(saved, tmp_path):
     assert first == last
 
 
-def test_the_query_time_limit_applies_to_each_row_and_not_to_the_table(tmp_path, monkeypatch):
+def test_the_query_time_limit_applies_to_each_row_and_not_to_the_whole_table(tmp_path, monkeypatch):
     path, copy = tmp_path / "x.sqlite", tmp_path / "y.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE job (job_id TEXT) STRICT")

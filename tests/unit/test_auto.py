@@ -177,7 +177,7 @@ def test_a_resumed_search_with_imports_proposes_the_same_trials_as_an_uninterrup
     assert parameters_of(run(resumed, range(14, 22), value_of)) == parameters_of(later)
 
 
-def test_a_resumed_search_proposes_the_same_trials_if_it_has_more_trials_than_the_model_uses():
+def test_a_resume_does_not_change_the_proposals_if_there_are_more_trials_than_the_model_uses():
     count = MAX_TRIALS + 8
     unbroken = auto({"x": UNIT, "y": UNIT})
     donor = auto({"x": UNIT, "y": UNIT}, seed=9)
@@ -374,7 +374,7 @@ def test_a_proposal_takes_no_more_computation_after_10_000_results_than_after_40
     assert needed[10_000, False].points <= 3
 
 
-def test_the_tuner_keeps_only_a_bounded_number_of_points_after_10_000_trials():
+def test_the_tuner_keeps_only_a_few_hundred_points_in_memory_after_10_000_trials():
     mixed = {
         "c": {"_type": "choice", "_value": [{"_name": "a", "n": NESTED["n"]}, {"_name": "b", "z": UNIT}]}
     }

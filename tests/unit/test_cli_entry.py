@@ -21,7 +21,7 @@ def caused_by_an_interrupt() -> RuntimeError:
     ],
     ids=["interrupt", "class", "schema"],
 )
-def test_an_interrupt_ends_nnictl_without_a_traceback_even_if_a_library_raises_another_error_for_it(
+def test_an_interrupt_ends_nnictl_without_a_traceback_even_if_a_library_turns_it_into_another_error(
     monkeypatch, error
 ):
     def interrupted() -> None:

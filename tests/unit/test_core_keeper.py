@@ -67,7 +67,7 @@ def test_a_keeper_reports_the_trial_start_even_if_it_connects_after_the_start(
     ]
 
 
-def test_later_start_reports_and_the_end_report_contain_the_environment_of_the_trial(
+def test_start_reports_after_the_environment_was_found_and_the_end_report_contain_the_environment(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()

@@ -63,7 +63,7 @@ def test_a_keeper_reconnects_and_resumes_sending_at_the_managers_offset(
     ]
 
 
-def test_a_keeper_sends_further_bytes_only_after_the_manager_has_stored_earlier_bytes(
+def test_a_keeper_never_sends_more_than_a_window_of_bytes_that_are_not_stored(
     simulated: SimulatedKeeper,
 ) -> None:
     def sent(effects: list[Effect]) -> int:

@@ -216,7 +216,7 @@ def test_a_stopped_experiment_restarts_no_preempted_trial():
     assert search.trial(trial_id).state is TrialState.USER_CANCELED
 
 
-def test_the_next_manager_restarts_a_trial_whose_preemption_is_reported_late():
+def test_a_resumed_manager_restarts_a_trial_whose_preemption_is_reported_only_after_the_resume():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -230,7 +230,7 @@ def test_the_next_manager_restarts_a_trial_whose_preemption_is_reported_late():
     assert (search.trial(trial_id).state, search.trial(trial_id).preemptions) == (TrialState.WAITING, 1)
 
 
-def test_a_replacement_pod_of_the_job_continues_the_trial():
+def test_a_trial_whose_attempt_was_lost_runs_again_when_its_job_starts_another_attempt():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)

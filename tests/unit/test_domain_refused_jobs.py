@@ -149,7 +149,7 @@ def test_a_resume_resets_the_count_of_refusals_in_a_row():
     max_trials=st.integers(1, 8),
     data=st.data(),
 )
-def test_a_search_ends_in_any_order_of_events_and_fails_only_after_too_many_refusals_in_a_row(
+def test_a_search_ends_after_any_order_of_events_and_fails_only_after_too_many_refusals_in_a_row(
     reuse, concurrency, max_trials, data
 ):
     search = SearchWithRefusals(reuse=reuse, concurrency=concurrency, max_trials=max_trials)

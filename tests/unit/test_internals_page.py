@@ -95,7 +95,7 @@ def test_every_file_named_on_the_internals_page_exists() -> None:
 
 
 @pytest.mark.parametrize(("module", "prefix"), [table[:2] for table in TABLES])
-def test_every_state_has_an_explanation(module: str, prefix: str) -> None:
+def test_every_state_in_the_state_tables_has_an_explanation(module: str, prefix: str) -> None:
     changes = getattr(importlib.import_module(module), f"{prefix}CHANGES")
     states = {state for change, after in changes.items() for state in (change[0], after) if state}
     explained = meanings(type(next(iter(states))))

@@ -115,7 +115,7 @@ def test_a_stalled_reader_does_not_block_writers(pipe, source, monkeypatch):
     assert not forwarder._thread.is_alive()
 
 
-def test_a_closed_pipe_ends_the_forwarder_silently(pipe, source):
+def test_a_pipe_without_a_reader_ends_the_forwarder_silently(pipe, source):
     os.close(pipe[0])
     pipe[0] = None
     append(source, b"nobody wants it")
@@ -204,7 +204,7 @@ def test_a_source_that_cannot_be_opened_is_skipped(pipe, source, tmp_path):
     end_of(forwarder)
 
 
-def test_a_source_that_cannot_be_read_blocks_neither_lines_of_the_keeper_nor_later_sources(
+def test_an_unreadable_source_blocks_neither_lines_of_the_keeper_nor_the_next_source(
     pipe, source, tmp_path, monkeypatch
 ):
     broken = tmp_path / "broken"

@@ -398,7 +398,9 @@ def test_an_undelivered_trial_is_revoked_and_then_runs_in_an_idle_job() -> None:
     assert (world.running(), world.waiting_behind_others()) == ([unlucky], [])
 
 
-def test_a_prefetched_trial_is_revoked_after_a_restart_if_the_running_trial_has_a_higher_number() -> None:
+def test_a_prefetched_trial_is_revoked_after_a_manager_restart_if_the_running_trial_has_a_higher_number() -> (
+    None
+):
     """The store does not contain the order of dispatch. A reclaimed trial may be dispatched again, after a trial with a higher
     number.
     """

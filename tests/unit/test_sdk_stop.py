@@ -50,7 +50,7 @@ def test_a_stop_notice_is_read_even_if_the_folder_is_not_writable(folder):
     assert nni.stop_reason() == "time limit"
 
 
-def test_code_outside_an_experiment_is_never_stopped(monkeypatch):
+def test_code_outside_an_experiment_is_never_asked_to_stop(monkeypatch):
     monkeypatch.setattr("nni_sdk.trial._trial", TrialContext({}))
     assert (nni.should_stop(), nni.stop_reason()) == (False, None)
 

@@ -233,7 +233,7 @@ def test_the_local_path_of_the_storage_comes_from_the_experiment_file(config, tm
         platform_of(on_kubernetes(config)).storage_here()
 
 
-def test_the_checkpoint_folder_of_trials_is_a_folder_of_the_workspace(config, tmp_path):
+def test_the_checkpoints_folder_is_inside_the_workspace_and_is_created_only_for_pbttuner(config, tmp_path):
     folder = ExperimentFolder(tmp_path / "experiments" / "EXPT")
     folder.make(tmp_path)
     elsewhere = config()

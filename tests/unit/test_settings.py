@@ -104,7 +104,7 @@ def test_a_trial_does_not_inherit_the_settings_of_its_keeper(
     assert passed_on == without_settings(others)
 
 
-def test_metrics_are_collected_before_logs_and_even_if_logs_are_not_collected() -> None:
+def test_metrics_are_the_first_collected_stream_and_are_collected_even_without_logs() -> None:
     assert SOME.streams == (Stream.METRICS,)
     assert replace(SOME, collect_logs=True).streams[0] is Stream.METRICS
     assert set(replace(SOME, collect_logs=True).streams) == set(Stream)

@@ -128,7 +128,7 @@ def test_the_larger_of_the_collected_log_and_the_workspace_log_is_shown(folder):
     assert sizes_of(folder, RegisteredAttempt(key, 1)) == {Stream.STDOUT: 35}
 
 
-def test_the_newest_attempt_is_shown_unless_an_attempt_is_selected(folder):
+def test_the_log_of_the_newest_attempt_is_shown_unless_an_attempt_is_selected(folder):
     write(folder, b"first", KEY)
     write(folder, b"second", AttemptKey("t1", attempt_id(2), "main-0"))
     write(folder, b"worker", AttemptKey("t1", attempt_id(2), "worker-0"))
@@ -141,7 +141,7 @@ def test_the_newest_attempt_is_shown_unless_an_attempt_is_selected(folder):
     ]
 
 
-def test_the_attempt_of_a_lost_job_is_shown_only_if_no_other_attempt_has_a_log(folder):
+def test_the_log_of_an_attempt_of_a_lost_job_is_shown_only_if_no_other_attempt_has_a_log(folder):
     first, lost = KEYS_WITH_LOST
     write(folder, b"lost", lost)
     assert read_range(folder, "t3", Stream.STDOUT, first=0, most_bytes=99).text == "lost"
@@ -195,7 +195,7 @@ def test_an_output_file_is_located_in_the_newest_attempt_of_its_trial(folder):
     assert output_location(folder, "t4", "model.pt") is None
 
 
-def test_an_unregistered_attempt_is_shown_only_if_its_signature_is_valid(folder):
+def test_an_unregistered_attempt_is_listed_only_if_its_signature_is_valid(folder):
     for number, token in ((3, token_of(SECRET, "job")), (4, "guessed")):
         key = AttemptKey("t2", attempt_id(number), "main-0")
         write(folder, f"attempt {number}".encode(), key)

@@ -162,7 +162,7 @@ def test_a_name_that_is_not_a_plain_folder_name_is_refused(name: str) -> None:
 
 
 @given(st.text())
-def test_no_name_leads_outside_the_workspace(name: str) -> None:
+def test_any_accepted_name_is_a_folder_directly_inside_the_trials_folder(name: str) -> None:
     try:
         path = WORKSPACE.trial(name).path
     except ValueError:
@@ -383,7 +383,7 @@ def test_a_trial_json_of_an_earlier_version_has_no_code_snapshot() -> None:
     )
 
 
-def test_a_workspace_reads_its_manager_json_and_the_uid_of_the_owner(tmp_path: Path) -> None:
+def test_a_workspace_reads_its_manager_json_and_the_uid_of_the_files_owner(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.manager_json.write_bytes(SAMPLES["manager.json"])
     document = ManagerDocument("exp", "0.6.0", ("10.0.0.1:8081",))
