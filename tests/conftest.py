@@ -115,8 +115,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-# The longest files start first. Otherwise one worker would run containers for minutes after the others have finished.
-# Tests that mostly wait leave the processors to the tests of the other workers.
+# Long files start first. Otherwise one worker would run containers for minutes after the other workers have finished. These files
+# start even before the other long files: their tests mostly wait, and leave the processors to the other workers.
 WITH_LONG_WAITS = (
     "faults/test_kubernetes_remains.py",
     "faults/test_slurm.py",

@@ -15,7 +15,7 @@ from typing import Any
 
 from deadlines import DEADLINE_S
 
-# The shared helpers are in tests/fakes.
+# Make the helper modules of tests/fakes importable.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import psutil

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-# The shared helper is in tests/fakes.
+# Make the helper modules of tests/fakes importable.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import optuna

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-# The shared helper is in tests/fakes.
+# Make the helper modules of tests/fakes importable.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from real_experiment import RealExperiment, wait_until

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-# The shared helper is in tests/fakes.
+# Make the helper modules of tests/fakes importable.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from bench_experiment import cpu_s

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deadlines import scaled_s
 
-# The shared helper is in tests/fakes.
+# Make the helper modules of tests/fakes importable.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from real_experiment import RealExperiment

@@ -6,7 +6,7 @@ Apart from its jobs, it is the real manager process. Its keepers are simulated, 
 import sys
 from pathlib import Path
 
-# The shared helper is in tests/fakes.
+# Make the helper modules of tests/fakes importable.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from void_service import Void

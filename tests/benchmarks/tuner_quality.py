@@ -29,7 +29,7 @@ from nni_manager.tuner.tuners.hyperband import BUDGET
 
 TRIALS = 100
 SEEDS = 20
-# At this level, one of a hundred equally good samplers is rejected by chance.
+# At this level of significance, one of a hundred samplers that are as good as Optuna's is rejected by chance.
 CHANCE = 0.01
 # This is the standard deviation of the noise that a trial with almost no budget adds to the logarithm of its value.
 NOISE = 0.5
@@ -47,7 +47,7 @@ MEASURED = [
     for name, each in TUNERS.items()
     if (each.learns or name in SAMPLERS) and (each.is_advisor or not each.adds_parameters)
 ]
-# These are classArgs of a tuner that divides a budget.
+# These classArgs are for a tuner that divides a budget among its trials.
 WITH_BUDGET = {"BOHB": {"min_budget": 1, "max_budget": 27}}
 
 
@@ -197,7 +197,8 @@ def _row(name: str, function: str, found: dict[tuple[str, str, str], list[float]
     theirs = found["sampler", name if name in SAMPLERS else "Random", function]
     median, their_median = statistics.median(ours), statistics.median(theirs)
     if name in SAMPLERS:
-        # The p-value is the probability of such a difference if both samplers were equally good.
+        # The p-value is the probability of such a difference if both samplers were equally good. A larger p-value than CHANCE
+        # excuses a worse median.
         is_chance = float(mannwhitneyu(ours, theirs, alternative="greater").pvalue) > CHANCE
         shown, goal = f"Optuna's {name} {their_median:.3g}", "no worse"
         holds = median <= their_median or is_chance

@@ -12,8 +12,8 @@ from nni_manager.domain.ingest import AttemptIngest, OffsetGap, StreamWrite
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import Offsets, Stream
 
-# Each fault is found within a few hundred examples, and the run stops at the first failure. `derandomize` makes the examples
-# nearly the same in every run: they differ only because Hypothesis also draws constants from imported modules.
+# Each fault is found within a few hundred examples, where the run stops, so 4000 examples are enough. `derandomize` makes the
+# examples nearly the same in every run: they differ only because Hypothesis also draws constants from imported modules.
 GAME: dict[str, Any] = {"max_examples": 4000, "derandomize": True, "phases": [Phase.generate]}
 
 

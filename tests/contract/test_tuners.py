@@ -63,7 +63,7 @@ CHECKPOINTS = Path("checkpoints")
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-# With such small arguments, a dozen trials suffice to show an effect.
+# With these small values, a dozen trials suffice to show an effect of the tuner.
 SMALL = {
     "Hyperband": {"R": 9},
     "Evolution": {"population_size": 4},

@@ -128,7 +128,7 @@ def test_trials_run_a_copy_of_annotated_code_and_the_original_is_unchanged(place
         assert json.loads(trial["finalMetricData"][0]["data"])["lr"] == lr
         assert run("log", "trial", name, "-T", trial["id"]).stdout == f"ran with {size} {lr}\n"
 
-    # nnictl prints the code with the trial's values inserted, so the printed code runs without nnictl.
+    # nnictl prints the code with the trial's values in place of the annotations, so the printed code runs without nnictl.
     printed = run("trial", "codegen", name, "--trial-id", first["id"])
     assert (printed.returncode, printed.stderr) == (0, "")
     width, lr, function = (first["parameters"][key] for key in params["searchSpace"])

@@ -161,7 +161,7 @@ def test_openpai_start_prints_a_configuration_that_stays_valid_after_a_restart(n
     code, out, _ = nnictl("status")
     assert (code, "`nnictl openpai start` starts it" in out) == (1, True)
     assert json.loads(nnictl("status", "--json")[1])["isRunning"] is False
-    # After a restart the printed configuration is still valid.
+    # The configuration that was printed before the restart must be valid for the restarted service.
     assert nnictl("start")[0] == 0
     assert client.get(JOBS).status_code == 200
 

@@ -88,7 +88,7 @@ def test_an_html_report_has_results_charts_trials_and_configuration(
     expect(person.see("packages")).to_contain_text("grpcio==")
     person.page.go_back()
     expect(person.see("config-text")).to_be_attached()
-    # After a reload, the report shows the same page.
+    # A reload of the report's page of trials must show the page of trials again.
     person.see("nav-trials").click()
     person.page.reload()
     expect(person.see("table-count")).to_have_text("4 of 4 trials")

@@ -12,7 +12,8 @@ import pytest
 from deadlines import DEADLINE_S
 from playwright.sync_api import Browser, BrowserContext, CDPSession, Locator, Page, expect, sync_playwright
 
-# The headless shell is the browser's engine without its windows and services, so it takes a quarter less CPU time.
+# The headless shell is the browser's engine without its windows and services. It takes a quarter less CPU time than the whole
+# browser, so it is preferred.
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 # Root cannot use Chromium's sandbox, so the sandbox is off. Background requests of Chromium itself are off, because they would be
 # refused.

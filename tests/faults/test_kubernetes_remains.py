@@ -134,8 +134,8 @@ def without_the_right_to_delete(place, moment_s):
     return place.nnictl("stop")
 
 
-# The quick scenarios come first. In a slow scenario, a manager waits a minute for a job that has not ended. Each scenario sleeps
-# until a random moment; there is no event to wait for.
+# Each scenario sleeps until a random moment, because there is no event to wait for. In the slow scenarios, which come last, a
+# manager waits a minute for a job that has not ended.
 LEAVING = (with_a_server_that_deletes_nothing, without_the_right_to_delete, without_a_server)
 """These leave a job if they have no delay."""
 WAYS = (*LEAVING, during_an_outage, soon_after_an_outage, without_the_controller)

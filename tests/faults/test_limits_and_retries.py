@@ -16,7 +16,7 @@ nni.get_next_parameter()
 nni.report_intermediate_result(1)
 time.sleep(600)
 """
-# The first attempt waits until the test kills its keeper.
+# The first attempt waits until the test kills its keeper; the next attempt succeeds.
 SUCCEEDS_ON_RETRY = """
 import os, time
 import nni_sdk as nni

@@ -419,9 +419,9 @@ def test_an_unresponsive_attempt_folder_blocks_neither_other_trials_nor_the_mana
                 "half of the results are stored",
             )
             first = trial_of(engine, 0)
-            # Add another attempt, whose folder hangs when the manager reads it.
+            # The trial gets another attempt folder, which hangs when the manager reads it.
             await hang(experiment.folder.workspace.trial(first.trial_id).attempts / "1")
-            # A poll may report another error before the folder hangs.
+            # A poll may report another problem before the folder hangs, so wait for this text.
             await until(
                 lambda: "shared storage has not answered" in (engine.snapshot().problem or ""),
                 "the problem is reported",

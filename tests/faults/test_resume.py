@@ -292,7 +292,7 @@ def test_trials_that_a_manager_was_stopping_when_it_was_killed_end_as_user_cance
         )
         experiment.kill_manager()
         assert reader.experiment().state.value == "STOPPING"
-    (experiment.code / "gate").touch()  # the trials end without a manager
+    (experiment.code / "gate").touch()  # the trials end while no manager runs
     experiment.start()
     experiment.wait_for_status("DONE")
     ended = [(trial["sequenceId"], trial["status"]) for trial in experiment.get("/trials")]

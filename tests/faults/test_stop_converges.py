@@ -119,7 +119,7 @@ def processes_of(tmp_path):
 
 
 def assert_nothing_runs(tmp_path):
-    # A killed process may need a moment to exit.
+    # A killed process may need a moment to exit, so wait for it.
     wait_until(lambda: not processes_of(tmp_path), "no process of the experiment runs", scaled_s(5))
 
 

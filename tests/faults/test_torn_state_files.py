@@ -150,7 +150,7 @@ def test_a_trial_with_a_truncated_exit_record_keeps_its_results(a_real_experimen
     wait_until(lambda: experiment.row_count() > 10, "a trial reports")
     (trial,) = experiment.get("/trials")
     experiment.kill_manager()
-    (experiment.code / "gate").touch()  # the trial ends without a manager
+    (experiment.code / "gate").touch()  # the trial ends while no manager runs
     (key,) = experiment.folder.workspace.attempts_of(trial["id"])
     end = experiment.folder.workspace.attempt(key).exit_json
     wait_until(end.exists, "the trial has ended")

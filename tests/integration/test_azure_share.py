@@ -131,7 +131,7 @@ def test_an_upload_recreates_folders_that_were_deleted_from_the_share(azure, sha
     share.send(workspace.run_sh)
     share.remove(workspace.root)
     assert list(azure.share.iterdir()) == []
-    share.remove(workspace.root)  # a second removal raises no error
+    share.remove(workspace.root)  # a removal of a missing folder raises no error
     share.send(workspace.run_sh)
     (azure.share / "EXPT" / "run.sh").unlink()
     (azure.share / "EXPT").rmdir()

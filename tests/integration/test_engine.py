@@ -466,7 +466,7 @@ def test_the_manager_accepts_keepers_only_between_start_and_close(a_real_experim
         await engine.close()
         with pytest.raises(NotAccepting):
             engine.admission.admit(*words)
-        # After close() the store is closed, so the manager must drop a late message.
+        # After close() the store is closed, so the manager must drop a message that arrives now.
         session.receive(Chunk(words[0].attempts[0], Stream.STDOUT, 0, b"late"))
         assert not engine.runtime.failed.is_set()
 

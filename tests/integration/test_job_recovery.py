@@ -178,7 +178,7 @@ def test_a_stop_request_during_the_recovery_of_an_ended_job_does_not_discard_its
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():
-        # The stop() of this fake service returns False, because the job has already ended on the cluster.
+        # The stop() of this fake service returns False, as for a job that the cluster no longer has.
         engine, service = an_engine(experiment)
         trial = await a_submitted_trial(engine, service)
         write_attempt(experiment, trial, encode(0, trial.trial_id, "FINAL", 0, 0.5))

@@ -198,7 +198,7 @@ def test_the_api_returns_the_same_responses_with_and_without_a_token(done):
         url = f"http://localhost:{done.port}/api/v1/nni{path}"
         answer = requests.get(url, timeout=DEADLINE_S)
         assert answer.status_code == 200, path
-        # The response for /experiment-metadata differs, because it contains the address of the request.
+        # The response for /experiment-metadata is not compared, because it contains the address of the request.
         if path != "/experiment-metadata":
             assert answer.json() == done.get(path)
 

@@ -27,7 +27,7 @@ def test_the_manager_raises_its_limit_of_open_files_and_trials_keep_the_original
     a_lowered_limit, a_real_experiment
 ):
     experiment = a_real_experiment(SHOWS_LIMIT, maxTrialNum=1, trialConcurrency=1)
-    experiment.is_forked = False  # a new process has the limits of the test
+    experiment.is_forked = False  # a new process inherits the lowered limit of the test
     experiment.start()
     experiment.wait_for_status("DONE")
     assert resource.prlimit(experiment.manager.pid, resource.RLIMIT_NOFILE)[0] == a_lowered_limit

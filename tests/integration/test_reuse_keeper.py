@@ -396,7 +396,7 @@ def test_trials_start_cold_after_the_warm_interpreter_died(site):
     assert job.leave() == 0
 
 
-# The daemon is hard to find for a keeper: it is the fork of a fork, has its own session, and has not called exec.
+# This daemon is hard to find: it is the fork of a fork, has its own session, and has not called exec.
 DAEMON = """
 import os, sys, time
 if os.fork() == 0:

@@ -13,7 +13,7 @@ from trial_keeper import __version__
 from trial_keeper.programs import foreign_nnictl
 
 BIN = Path(sys.executable).parent
-# pip writes this script for the nnictl of nni 2.10 and 3.0.
+# pip writes this script as the command nnictl of nni 2.10 and 3.0.
 OF_NNI = """\
 #!/usr/bin/python3
 import sys

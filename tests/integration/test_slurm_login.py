@@ -17,7 +17,7 @@ from nni_manager.training_services.slurm.platform import SlurmPlatform
 from nni_manager.training_services.slurm.section import SlurmSection
 from nni_manager.training_services.ssh.client import MachineAway
 
-# Source: sshd_config(5), MaxSessions.
+# This is the default of MaxSessions. Source: sshd_config(5).
 MAX_SESSIONS = 10
 COMMANDS = {
     "scontrol": "echo 'ClusterName = there'; echo 'SlurmctldHost[0] = ctl(10.0.0.1)'",

@@ -55,7 +55,8 @@ def test_a_code_folder_with_too_many_files_has_no_digest(code, tmp_path):
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
 def test_the_commit_is_marked_dirty_if_the_code_folder_differs_from_the_commit(code, tmp_path, monkeypatch):
-    # The shell that runs the tests may have set GIT_DIR to another repository, so the test removes the variable.
+    # The shell that runs the tests may have set GIT_DIR to another repository, so the test removes the variable. It sets the
+    # variable first, because delenv() fails for a missing variable.
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     repository = code.parent
     monkeypatch.delenv("GIT_DIR")

@@ -66,9 +66,9 @@ def test_every_keeper_error_has_a_keeper_exit_code(kind: type[errors.KeeperError
 
 
 def test_every_keeper_exit_code_has_an_error_class():
-    # With the exit codes in `decided`, the keeper exits without an exception.
+    # The keeper ends with the exit codes in `decided` without an exception, so these codes have no error class.
     decided = {KeeperExit.REFUSED, KeeperExit.TAINTED, KeeperExit.MANAGER_UNREACHABLE}
-    without_a_keeper = {KeeperExit.MISSING}  # the script of the job exits with MISSING
+    without_a_keeper = {KeeperExit.MISSING}  # only the script of the job exits with MISSING
     assert {kind.exit_code for kind in ERRORS} == set(KeeperExit) - decided - without_a_keeper
 
 

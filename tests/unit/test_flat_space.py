@@ -88,7 +88,7 @@ def test_the_features_do_not_depend_on_the_positions_of_inactive_dimensions():
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.01, 0.0625),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.3, 0.25),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 1.0, 0.9375),
-        # Values up to 50 are rounded to 1, larger values to 100.
+        # Values up to 50 are rounded to 1, and larger values to 100, so there are two cells.
         ({"_type": "qloguniform", "_value": [1, 100, 100]}, 0.1, 0.424742),
         ({"_type": "qnormal", "_value": [0, 1, 100]}, 0.9, 0.5),
         # Values up to e^0, the median, are rounded to 0.

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "internals.md"
 ROOTS = (ROOT / "manager" / "nni_manager", ROOT)
 MARK = "<!-- generated -->\n"
-# Each entry has a module, the prefix of CHANGES and IGNORED in that module, a heading, and the name of the state None in the
-# diagram.
+# Each entry has a module, the prefix of CHANGES and IGNORED in that module, and a heading. The last item is the name that the
+# diagram shows for the state None.
 TABLES = [
     ("nni_manager.domain.experiment", "", "Experiment", ""),
     ("nni_manager.domain.trial", "", "Trial", "terminal (by reason)"),

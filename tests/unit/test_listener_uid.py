@@ -26,7 +26,8 @@ from trial_keeper.wire.listener_uid import (
 AT = [
     ("127.0.0.1", "127.0.0.1"),
     ("0.0.0.0", "127.0.0.1"),
-    ("127.0.0.16", "127.0.0.16"),  # 1000007F in the kernel's table: no leading zero
+    # The kernel's table shows 127.0.0.16 as 1000007F. Unlike 0100007F, which is 127.0.0.1, this has no leading zero.
+    ("127.0.0.16", "127.0.0.16"),
     ("::1", "::1"),
     ("::", "::1"),
 ]

@@ -108,7 +108,8 @@ def test_a_job_is_restored_unchanged_after_any_sequence_of_events(is_gang, retri
 
 
 def test_the_secrets_of_an_ended_job_are_erased_from_the_database(tmp_path):
-    # The script is large enough to fill database pages of its own. SQLite erases such pages only with `secure_delete`.
+    # The script is so large that it fills database pages of its own. SQLite erases such pages only with the setting
+    # `secure_delete`.
     played, path = Played(a_plan(replace(a_role(tasks=1), user="echo line\n" * 2000))), tmp_path / "db"
     store = JobStore(path)
     played.job.job_id = store.add_job(played.job.plan, "masked", 0.5)

@@ -12,7 +12,8 @@ import pytest
 from nni_manager.experiment.aliases import AliasHint
 
 REPOSITORY = Path(__file__).parents[2]
-# tests/fakes/public_names.py writes this file from the real packages; tests/e2e/test_nni_clients.py checks that it is current.
+# tests/fakes/public_names.py writes nni_names.json from the real packages; tests/e2e/test_nni_clients.py checks that the file is
+# current.
 NAMES = json.loads((REPOSITORY / "tests" / "golden" / "nni_names.json").read_text())
 LISTED = [(version, module) for version, modules in NAMES.items() for module in modules]
 CODE = """

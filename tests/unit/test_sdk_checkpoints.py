@@ -202,7 +202,7 @@ def test_save_checkpoint_keeps_the_newest_checkpoints_and_at_least_one_signed_ch
     nni.save_checkpoint(saving("1"), keep=1)
     sign(folder)
     nni.save_checkpoint(saving("2"), keep=1)
-    # The first checkpoint stays, because the second checkpoint is not signed yet.
+    # Despite keep=1, the first checkpoint stays until the second checkpoint is signed.
     assert names() == ["000001", "000002"]
     sign(folder)
     nni.save_checkpoint(saving("3"), keep=1)
