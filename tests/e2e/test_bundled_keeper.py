@@ -121,7 +121,7 @@ def test_the_frozen_keeper_prints_its_version_in_an_image_without_python(podman,
     assert keeper.stdout == f"trial-keeper {__version__}\n"
 
 
-def test_the_bundle_for_this_python_has_compiled_modules(bundle, tmp_path):
+def test_the_bundle_for_this_python_version_contains_compiled_modules(bundle, tmp_path):
     """Without compiled modules, the keeper would compile its modules at each start."""
     archive = bundle.archive(f"cp{sys.version_info[0]}{sys.version_info[1]}-{os.uname().machine}")
     names = subprocess.run(

@@ -166,7 +166,9 @@ def test_a_trial_that_ignores_sigterm_is_killed_before_the_containers_grace_peri
     assert ended.reason is ExitReason.JOB_LOST
 
 
-def test_an_argument_of_a_keeper_container_sets_the_grace_period(site, a_keeper):
+def test_the_argument_grace_s_of_a_keeper_container_overrides_the_grace_period_of_the_settings(
+    site, a_keeper
+):
     keeper = a_keeper(IGNORES_SIGTERM, arguments=("--grace-s", "0.5"), grace_s=1000.0)
     wait_until((site.code / "deaf").exists, "the trial ignores SIGTERM")
     keeper.stop(grace_s=30)

@@ -216,7 +216,7 @@ def test_openpai_start_refuses_a_state_folder_with_foreign_files(nnictl, state):
     state.path.rmdir()
 
 
-def test_the_options_of_the_first_openpai_start_are_stored(nnictl, state, tmp_path):
+def test_the_options_of_an_openpai_start_apply_to_the_next_start_without_options(nnictl, state, tmp_path):
     (tmp_path / "data").mkdir()
     told = tmp_path / "told"
     options = ("--port", str(free_port_pair()), "--storage", "data", "--virtual-cluster", "big=8,32768,2")

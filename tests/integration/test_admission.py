@@ -56,7 +56,7 @@ def refusal(forging_client, *messages, **metadata):
     return caught.value.code(), caught.value.details()
 
 
-def test_an_invalid_connection_is_refused_with_a_reason_and_changes_nothing(forging_client):
+def test_a_call_with_an_invalid_token_or_message_is_refused_with_a_reason_and_changes_nothing(forging_client):
     key = AttemptKey(forging_client.job, attempt_id(0), "main-0")
     hello = forging_client.hello(attempts=(key,))
     code = grpc.StatusCode

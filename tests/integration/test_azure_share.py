@@ -318,7 +318,7 @@ def test_a_refused_azure_login_raises_an_error_with_the_error_code_of_azure(azur
     assert "wrong-s3cret" not in str(raised.value)
 
 
-def test_a_missing_vault_secret_is_an_error(azure, workspace):
+def test_the_error_for_a_missing_vault_secret_names_the_config_key_to_correct(azure, workspace):
     with pytest.raises(
         UserError, match="secret other of the vault my-vault does not exist; correct keyVault"
     ):

@@ -86,7 +86,7 @@ class ShareWithKey:
         pass
 
 
-async def test_the_storage_key_is_owned_by_the_job_and_the_token_secret_is_created_last(site):
+async def test_the_secret_of_the_storage_key_is_owned_by_the_job_and_created_before_the_token_secret(site):
     site.share = ShareWithKey()
     async with site.manager() as service:
         await service.submit(site.settings())

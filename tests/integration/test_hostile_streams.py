@@ -121,7 +121,7 @@ def test_the_session_of_a_keeper_is_closed_if_the_keeper_does_not_read_its_messa
     play(scenario, OpenGate(words=20_000, word_characters=2000))
 
 
-def test_streams_above_the_limit_of_a_job_are_refused_until_another_stream_ends():
+def test_streams_above_the_stream_limit_of_a_job_are_refused_until_an_earlier_stream_of_the_job_ends():
     async def scenario(gate, address):
         async with contextlib.AsyncExitStack() as stack:
             calls, sessions = [], []

@@ -137,7 +137,7 @@ def kill(job):
 
 
 @pytest.mark.parametrize("how", ["hangs", "trickles"])
-def test_a_hanging_log_server_delays_no_trial(start, server, how):
+def test_a_hanging_log_server_delays_the_end_of_a_trial_only_until_the_request_times_out(start, server, how):
     server.log_server = how
     run = start(WAITS, trialConcurrency=2, maxTrialNum=2)
     wait_until(lambda: run.statuses() == ["RUNNING"] * 2, "both run", DEADLINE_S)

@@ -89,7 +89,7 @@ def test_the_measurement_that_compares_a_pruner_with_optuna_works(measured):
     assert row.holds, measured.render([row])
 
 
-def test_every_tuner_has_a_quality_baseline(measured):
+def test_the_quality_measurement_includes_every_tuner_that_learns_except_pbttuner(measured):
     assert TUNERS.keys() >= measured.SAMPLERS.keys()
     others = TUNERS.keys() - {*measured.MEASURED}
     assert {name for name in others if TUNERS[name].learns} == {"PBTTuner"}, "it continues from checkpoints"

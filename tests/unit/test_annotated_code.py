@@ -134,7 +134,7 @@ def test_the_copied_code_omits_ignored_files_pipes_and_experiment_folders(code):
     assert paths(made) == [".nniignore", "train.py"]
 
 
-def test_copied_links_keep_their_targets_unless_the_target_is_an_annotated_file_outside_the_folder(
+def test_copied_links_keep_their_targets_unless_the_target_is_an_annotated_file_outside_the_code_folder(
     code, tmp_path
 ):
     write(tmp_path, data__big="x", shared_dot_py=SIZE)

@@ -429,7 +429,7 @@ def test_deeply_nested_json_inside_a_json_string_is_rejected(saved, refused, dee
     assert "cannot " in refusal
 
 
-def test_a_message_can_be_loaded_if_it_contains_many_brackets_but_is_not_json(saved):
+def test_a_trial_message_that_is_not_json_may_contain_many_brackets(saved):
     message = f"cannot parse: {DEEP}"
     path = repacked(
         saved("-s"), lambda connection: connection.execute("UPDATE trial SET message = ?", (message,))

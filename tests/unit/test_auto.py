@@ -96,7 +96,7 @@ def test_every_point_of_a_small_search_space_is_proposed_before_a_point_is_repea
     assert len(set(points)) == 20
 
 
-def test_the_tuner_proposes_no_corner_of_a_continuous_space_twice():
+def test_the_tuner_never_repeats_a_corner_of_a_continuous_search_space():
     """The tuner clips candidates outside the space to its bounds, so several candidates can coincide at a corner."""
     history = run(auto({"x": UNIT, "y": UNIT}), range(40), lambda at: at["x"] + at["y"])
     assert min(past.value for past in history) == 0

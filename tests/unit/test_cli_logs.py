@@ -141,7 +141,9 @@ def test_the_option_head_cannot_be_combined_with_tail_or_follow(a_trial, capsys,
     assert capsys.readouterr().err == f"ERROR: cannot use --head and {other} together; leave one out\n"
 
 
-def test_nnictl_log_with_follow_prints_all_attempts_until_the_trial_ends(a_trial, capsys, monkeypatch):
+def test_nnictl_log_with_follow_prints_the_output_of_all_attempts_until_the_trial_ends(
+    a_trial, capsys, monkeypatch
+):
     folder, save = a_trial
     # nnictl sleeps after every poll. Instead of each sleep, the test runs the next of these steps.
     steps = iter(

@@ -129,7 +129,7 @@ def test_the_keeper_determines_its_task_name_in_a_pod_without_attempt_numbers():
         ("FC_FRAMEWORK_ATTEMPT_ID", "-1"),
     ],
 )
-def test_the_error_for_a_malformed_value_names_the_variable(name: str, value: str):
+def test_the_error_for_a_malformed_environment_variable_contains_its_name(name: str, value: str):
     with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: .* is not .*; ") as refused:
         task_name(recorded("openpai-two-roles-no-gang", **{name: value}))
     assert len(str(refused.value)) < 300
@@ -184,7 +184,7 @@ def test_the_task_name_consists_of_the_requested_role_and_the_pod_index_if_the_p
     assert task_name(environ, "worker") == task
 
 
-def test_a_pod_without_an_index_is_rejected():
+def test_a_pod_without_an_index_is_rejected_only_if_a_role_is_requested():
     with pytest.raises(
         SettingsInvalid, match=r"^cannot determine the task of pod 'job-x7k2p': .*with nnictl"
     ):

@@ -167,7 +167,7 @@ def test_a_keeper_waits_30_s_for_a_manager_if_the_exit_record_cannot_be_written(
     assert simulated.at(130.5, TimerFired())[-1] == ExitKeeper(3)
 
 
-def test_the_loss_of_the_connection_after_the_trial_end_does_not_extend_the_wait(
+def test_a_connection_loss_after_the_trial_end_does_not_extend_the_wait_of_a_keeper_before_its_exit(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(1, exited(0))

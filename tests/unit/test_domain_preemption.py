@@ -123,7 +123,7 @@ def test_a_trial_whose_keeper_got_a_signal_is_retried_even_if_the_cluster_report
     )
 
 
-def test_a_lost_trial_ends_immediately_on_a_cluster_that_does_not_report_preemptions():
+def test_a_trial_of_a_lost_job_fails_immediately_if_the_cluster_does_not_report_preemptions():
     search = new_search(concurrency=1, max_trials=1)
     trial_id = search.suggest()
     search.start(trial_id)

@@ -58,7 +58,7 @@ def test_a_job_is_over_if_its_tasks_are_over_and_a_sidecar_keeps_a_pod_running(p
 
 
 @pytest.mark.parametrize(("state", "expected"), [(ended(0), True), (RUNNING, False)])
-def test_a_deleted_pod_counts_as_ended_only_if_its_task_had_ended(state, expected):
+def test_a_deleted_pod_counts_as_ended_only_if_its_task_had_ended_before_the_deletion(state, expected):
     present = [a_pod("worker", ended(0)), a_pod("worker", ended(0))]
     assert are_over(present, [a_pod("master", state)], JOB) is expected
 

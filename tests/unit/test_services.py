@@ -172,7 +172,7 @@ def test_a_login_in_python_replaces_the_stored_login_even_if_another_part_of_the
         ({"token": "two words"}, "cannot use config.training_service.token: its value is not a token"),
     ],
 )
-def test_an_unusable_login_in_python_is_refused(config, service, reason):
+def test_an_unusable_login_in_a_python_configuration_is_refused(config, service, reason):
     with pytest.raises(UserError, match=reason):
         section_with(config(ADDRESS), **{"host": ADDRESS, "username": "ada", "token": "second", **service})
 

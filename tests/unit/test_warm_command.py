@@ -88,6 +88,6 @@ def test_quoted_words_are_parsed_unchanged(arguments, stem, is_unbuffered):
 
 
 @given(st.text())
-def test_any_text_is_parsed_without_an_exception(text):
+def test_any_text_is_parsed_as_a_trial_command_without_an_exception(text):
     warm_command(text)
     warm_command(f"python train.py {text}")

@@ -247,7 +247,7 @@ def test_a_file_is_read_completely_or_refused_because_of_its_size(
             read_beneath(folder, folder / "file", limit)
 
 
-def test_a_file_that_grows_while_it_is_read_is_refused_at_the_limit(root, monkeypatch) -> None:
+def test_a_file_that_grows_while_it_is_read_is_refused_at_the_size_limit(root, monkeypatch) -> None:
     read_some = os.read
 
     def read_and_grow(descriptor: int, most_bytes: int) -> bytes:
