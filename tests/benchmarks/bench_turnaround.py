@@ -30,8 +30,7 @@ SCRIPT = "{}import time\nprint(time.time(), flush=True)\n{}print(time.time(), fl
 SDK = "import nni_sdk\n"
 REPORT = "nni_sdk.report_final_result(1.0)\n"
 WARM = ["time", "nni_sdk"]
-# Trials that do no work measure only the overhead, but no real training is that short. In further measurements, each trial
-# therefore sleeps for this time.
+# No real training is as short as a trial that does no work. So in further measurements, each trial sleeps for this time.
 LASTING_MS = 20
 # Without reuse, each keeper connects while its trial runs, which takes longer than a trial that does no work. So in a further
 # measurement, each trial sleeps for this time.

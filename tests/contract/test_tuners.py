@@ -230,7 +230,8 @@ def test_a_tuner_proposes_different_parameters_for_concurrent_trials(a_tuner):
     run(tuner, range(12))
     asked = [each for key in range(12, 28) if (each := tuner.ask(key)) is not Later.LATER]
     different = len({json.dumps(suggestion.parameters) for suggestion in asked})
-    # A child of NSGA-II may equal its parent. PBTTuner has four members and proposes at most one trial for each of them.
+    # Two tuners propose fewer than 16 different points. A child of NSGA-II may equal its parent. PBTTuner has four members and
+    # proposes at most one trial for each of them.
     assert different == (4 if a_tuner.name == "PBTTuner" else 16) or (
         a_tuner.name == "NSGAII" and different >= 8
     )

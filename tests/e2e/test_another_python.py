@@ -30,8 +30,8 @@ def test_a_trial_whose_python_lacks_nni_sdk_imports_the_copy_of_nni_sdk_in_the_w
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     alone = subprocess.run([python, "-c", "import nni_sdk"], env=clean, capture_output=True, cwd=tmp_path)
     assert b"No module named 'nni_sdk'" in alone.stderr
-    # The command removes all entries of PYTHONPATH except the last. The last entry is the workspace's copy of the SDK. The other
-    # entries are folders of the test suite.
+    # The command keeps only the last entry of PYTHONPATH, which is the workspace's copy of the SDK. It removes the folders of the
+    # test suite, so the trial can import only this copy.
     command = f'PYTHONPATH="${{PYTHONPATH##*:}}" {python} train.py'
     experiment = a_real_experiment(TRAIN, maxTrialNum=2, trial={"command": command, "codeDir": "."})
     experiment.start()

@@ -113,7 +113,7 @@ def a_blocked_store(experiment):
     """During the block, the manager's database cannot be written."""
     with contextlib.closing(sqlite3.connect(experiment.folder.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        yield  # close() ends the transaction
+        yield  # closing() then closes the connection, which ends the transaction
 
 
 class ScriptedKeeper:

@@ -136,7 +136,7 @@ def test_a_repeatedly_killed_cluster_runs_every_confirmed_job_exactly_once(folde
     """The cluster is killed repeatedly while jobs are submitted, start and end."""
     chance = random.Random(seed)
     ran = folder / "ran"
-    # If an attempt ran twice, its second mkdir would fail.
+    # If an attempt ran twice, its second mkdir would fail, and so would the job.
     line = f"mkdir {folder}/$PAI_JOB_NAME-$FC_FRAMEWORK_ATTEMPT_ID && sleep 0.0$RANDOM && echo $PAI_JOB_NAME >> {ran}"
     confirmed, number = [], 0
     for _ in range(3):

@@ -28,7 +28,7 @@ nni.report_final_result({"default": x, "loss": 0.5})
 if nni.get_sequence_id() == 1:
     raise SystemExit("no success")
 """
-# The constructor of TrialJob in NNI v2.10 has only these parameters.
+# A trial job must have no other fields, because the constructor of TrialJob in NNI v2.10 has only these parameters.
 OF_TRIAL_JOB = {
     "trialJobId", "status", "hyperParameters", "logPath", "startTime", "endTime", "finalMetricData", "stderrPath",
     "sequenceId", "message",

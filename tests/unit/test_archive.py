@@ -81,7 +81,7 @@ def test_an_experiment_loaded_on_another_machine_equals_the_saved_experiment(sav
     assert (config.log_dir, config.config_path) == (there / "nni-experiments", config.code_dir / "config.yml")
     assert (stored.state, stored.active_s, dict(trial.metadata)) == (ExperimentState.DONE, 9.0, {"/lr": 0.5})
     assert (stored.remarks.note, trial.remarks.tags) == ("ours", ("keep",))
-    # The loaded experiment has a new secret, so tokens of the archive or the first machine are invalid.
+    # The loaded experiment has a new secret. So neither a token of the first machine nor a token made from the archive is valid.
     assert api_token_of(stored.secret) not in (api_token_of(SECRET), api_token_of(b""))
     assert folder.path.stat().st_mode & 0o777 == 0o700
 

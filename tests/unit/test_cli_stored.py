@@ -239,7 +239,7 @@ def test_an_unresponsive_manager_is_reported_as_an_error_without_a_traceback(
     assert code == 1
     assert err.startswith("ERROR: cannot reach the manager of experiment abc11111 at http://127.0.0.1:")
     assert "NOT ANSWERING" in nnictl("experiment", "list")[1]
-    # Without --json, nnictl lists the trials from the stored data.
+    # Without --json, nnictl does not need the manager: it lists the stored trials.
     assert nnictl("trial", "ls")[:2] == (0, "INFO: Experiment abc11111 has no trials yet\n")
 
 
