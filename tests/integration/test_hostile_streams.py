@@ -267,7 +267,7 @@ def test_a_keeper_can_connect_while_evicted_peers_reconnect_immediately(monkeypa
             attackers = asyncio.create_task(asyncio.to_thread(storm, address))
             try:
                 for _ in range(10):
-                    # The connection of this new keeper may be evicted before its hello arrives. Then the keeper connects once more.
+                    # The connection of this new keeper may be evicted before its hello arrives. Then the keeper tries again.
                     await until_admitted(address)
                     session.outgoing.put_nowait(Shutdown("still here"))
                     assert isinstance(await call.read(), bytes)
