@@ -117,6 +117,34 @@ def test_a_started_trial_gets_the_exit_code_and_reason_of_a_job_that_ended_while
     play(scenario)
 
 
+def test_a_job_that_ended_while_no_manager_ran_is_not_submitted_again_even_if_its_trial_never_started(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
+
+    async def submit():
+        engine, service = an_engine(experiment, kind=Cluster)
+        await a_submitted_trial(engine, service)
+        await engine.close()
+
+    play(submit)
+
+    async def scenario():
+        engine, service = an_engine(experiment, state=JobPresence.ENDED, kind=Cluster)
+        reported = []
+
+        def report_end(job_id, *, stop_was_asked):
+            reported.append(job_id)
+
+        service.report_end = report_end
+        await start(engine)
+        await until(lambda: reported or service.submitted.is_set())
+        assert not service.submitted.is_set()
+        await engine.close()
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("has_started", [True, False])
 def test_an_adopted_job_unknown_to_the_cluster_is_submitted_again_unless_its_trial_has_started(
     a_real_experiment, has_started

@@ -163,7 +163,7 @@ def test_a_second_manager_on_the_same_experiment_is_refused(done):
     )
     assert second.returncode == 1
     assert second.stderr.startswith("cannot own experiment TESTEXPT: manager process ")
-    assert "nnictl stop TESTEXPT" in second.stderr
+    assert f", port {done.port} owns it; stop it first with `nnictl stop TESTEXPT`" in second.stderr
     assert second.stderr.count("\n") == 1
 
 

@@ -18,6 +18,7 @@ from made_experiment import Played, made_experiment, made_trial
 from nni_manager.client.watch import trial_cells
 from nni_manager.config.cluster import HIDDEN
 from nni_manager.config.model import UserClass
+from nni_manager.domain.attempts import RegisteredAttempt
 from nni_manager.domain.events import ParametersSuggested
 from nni_manager.domain.learning_curve import StoredMark
 from nni_manager.domain.message_summary import how_it_ended, message_summary
@@ -27,6 +28,7 @@ from nni_manager.domain.trial_run import TrialRun
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.engine.profiles import configuration_view, metadata_view, profile_view
 from nni_manager.engine.serializers import (
+    attempts_view,
     jobs_view,
     message_of,
     ms,
@@ -46,7 +48,7 @@ from nni_manager.training_services.remote.section import RemoteMachine, RemoteSe
 from nni_manager.web import backend_reads, experiment_routes
 from nni_manager.web.api import API_ROOT, ManagerApi
 from nni_manager.web.session_auth import SessionAuth
-from trial_keeper.wire.messages import AttemptKey, GpuUsage, Usage
+from trial_keeper.wire.messages import AttemptKey, GpuUsage, Stream, Usage
 
 
 @pytest.fixture
@@ -290,6 +292,21 @@ def test_a_trial_has_a_checkpoint_if_it_saved_a_checkpoint_or_continues_another_
     assert not has_checkpoint()
     assert has_checkpoint(marks=[mark])
     assert has_checkpoint(continues="t0")
+
+
+def test_each_attempt_of_a_trial_lists_its_own_tasks_with_the_sizes_of_their_logs():
+    attempts = [
+        (RegisteredAttempt(AttemptKey("t", attempt_id(number), task), number), {Stream.STDOUT: size})
+        for number, task, size in ((0, "ps-0", 3), (0, "worker-0", 4), (1, "worker-0", 5))
+    ]
+
+    def shown(number, task, size):
+        return {"task": task, "id": attempt_id(number), "streams": {"stdout": size}}
+
+    assert attempts_view(attempts) == [
+        {"attempt": 0, "tasks": [shown(0, "ps-0", 3), shown(0, "worker-0", 4)]},
+        {"attempt": 1, "tasks": [shown(1, "worker-0", 5)]},
+    ]
 
 
 def test_the_provenance_of_a_trial_is_the_code_at_its_start_and_the_environment_of_each_attempt(played):

@@ -40,7 +40,8 @@ _ROWS_AT_ONCE = 1_000
 # The cell pointer, the payload length, the header length, and one header byte for the only column.
 _MIN_BYTES_OF_ROW = 5
 # The current schema has 13 tables with at most 24 columns each.
-_MAX_TABLES, _MAX_COLUMNS = 100, 100
+_MAX_TABLES = 100
+_MAX_COLUMNS = 100
 _STEPS_BETWEEN_CHECKS = 100_000
 _TYPES = ("INTEGER", "INT", "REAL", "TEXT", "BLOB")
 _NAME = re.compile("[a-z_]{1,64}")
