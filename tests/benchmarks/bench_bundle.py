@@ -13,7 +13,7 @@ from statistics import median
 
 from table import Row, render
 
-# The shared helpers are in tests/fakes.
+# Modules that tests and benchmarks share, such as fake_manager, are in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from deadlines import DEADLINE_S

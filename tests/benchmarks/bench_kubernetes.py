@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deadlines import DEADLINE_S
 
-# The shared helpers are in tests/fakes.
+# Modules that tests and benchmarks share, such as kube_site, are in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import pytest
@@ -24,7 +24,8 @@ from nni_manager.training_services.kubernetes import api
 
 JOBS, FEW = 200, 20
 REST_S = 40.0
-# The watch timeout is a sixth of the real one, so that the measured time contains two watches of each kind.
+# The manager reopens a watch after this time, which is a sixth of the real time. So the measured 40 s contain two watches of each
+# kind.
 WATCHES_INTERVAL_S = 20
 
 

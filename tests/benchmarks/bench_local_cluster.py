@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deadlines import scaled_s
 
-# The shared helpers are in tests/fakes.
+# Modules that tests and benchmarks share, such as real_cluster, are in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from real_cluster import commands, log, run, running, settings, until
@@ -171,7 +171,7 @@ async def _measured(folder: Path) -> tuple[float, float]:
         await asyncio.gather(*(cluster.submit("alice", commands(SAYS_WHEN, name=name)) for name in names))
 
         async def all_are_over() -> bool:
-            # Each list request adds to the measured time, so the benchmark sends few requests.
+            # Each list request lengthens the measured time, so the benchmark pauses before it sends the next one.
             await asyncio.sleep(0.05)
             return all(job.completed_at_s is not None for job in await cluster.read(JobStore.jobs))
 

@@ -12,7 +12,8 @@ from table import Row, render
 
 TRIALS = 100
 ROUNDS = 3
-# Both scripts minimise this function with TPE, with the same seed, and with one trial at a time.
+# The scripts OURS (trial-keeper) and THEIRS (Optuna) minimise this function with TPE, with the same seed, and with one trial at a
+# time.
 _FUNCTION = """
 import sys, time
 def f(parameters):

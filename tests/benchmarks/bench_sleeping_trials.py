@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deadlines import scaled_s
 
-# The shared helper is in tests/fakes.
+# Modules that tests and benchmarks share, such as real_experiment, are in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import psutil
@@ -87,7 +87,8 @@ def _marked(folder: str) -> list[int]:
 def _pss_of(pid: int) -> tuple[int, int]:
     try:
         return pid, psutil.Process(pid).memory_full_info().pss
-    except (psutil.Error, OSError):  # the process has exited meanwhile
+    # The process has exited since it was listed.
+    except (psutil.Error, OSError):
         return pid, 0
 
 

@@ -114,7 +114,7 @@ class PeerProcess:
         self._dimensions = dimensions_of(space)
         python = INSTALLED / PEERS[peer] / "bin/python"
         single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        # The compiled functions are cached, because all searches of a problem compile the same ones.
+        # JAX caches compiled functions in this folder, because all searches of a problem compile the same functions.
         cache = {
             "JAX_COMPILATION_CACHE_DIR": str(INSTALLED / PEERS[peer] / "jax-cache"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

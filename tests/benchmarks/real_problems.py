@@ -18,8 +18,8 @@ import numpy as np
 
 PROBLEMS = Path(__file__).parent / "problems"
 EVALUATIONS = 450
-# A noisy problem trains this many parameter sets twice, with different seeds. The noise is computed from the two errors of each
-# set.
+# For a noisy problem, this many parameter sets are trained twice, with different seeds. The noise is computed from the difference
+# between the two errors of each set.
 REPEATED = 40
 FOLDS = 3
 # Data sets are cut to this number of samples, so that one training takes a tenth of a second.
@@ -436,7 +436,8 @@ def tabulate(name: str) -> None:
     tuner = made_tuner("Random", problem.space, seed=1)
     asked = [tuner.ask(key) for key in range(EVALUATIONS)]
     drawn = [each.parameters for each in asked]  # type: ignore[union-attr]
-    # A problem without noise uses the same folds for all parameter sets, so that their errors can be compared.
+    # The seed determines the folds. A problem without noise uses one seed for all parameter sets, so that their errors can be
+    # compared.
     seeds = range(EVALUATIONS) if problem.is_noisy else [0] * EVALUATIONS
     errors = [error_of(problem, each, seed) for each, seed in zip(drawn, seeds, strict=True)]
     repeated = drawn[:REPEATED] if problem.is_noisy else []

@@ -13,7 +13,8 @@ from syne_tune.backend import LocalBackend
 from syne_tune.config_space import uniform
 from syne_tune.optimizer.baselines import RandomSearch
 
-# The trial reports a value, because Syne Tune refuses trials without reports. It prints its start before it imports Syne Tune.
+# The trial reports a value, because Syne Tune refuses trials without reports. It prints the time of its start before it imports
+# Syne Tune.
 TRIAL = """\
 import time
 print(time.time(), flush=True)

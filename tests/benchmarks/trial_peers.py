@@ -17,10 +17,10 @@ Times = list[tuple[float, ...]]
 
 _HERE = Path(__file__).parent
 _INSTALLED = _HERE.parents[1] / ".venv/peers"
-# Ray Tune runs two experiments of 200 trials for each of two trial lengths. This takes 40 s on a machine where Python starts in
-# 50 ms.
+# The timeout leaves time for Ray Tune, which runs two experiments of 200 trials for each of two trial lengths. They take 40 s on
+# a machine where Python starts in 50 ms.
 _TIMEOUT_S = 300
-# With this interval, Syne Tune polls its trials almost continuously.
+# With this interval, Syne Tune polls its trials almost continuously, so its results hardly depend on the interval.
 _SHORTEST_POLL_S = 0.001
 
 
@@ -67,7 +67,7 @@ def syne_times(folder: Path, turns: int, *, has_default_poll: bool) -> Times:
     """
     poll = () if has_default_poll else (f"{_SHORTEST_POLL_S}",)
     output_of(SYNE_TUNE, folder, _HERE / "syne_trials.py", folder, f"{turns}", *poll)
-    # The output of a trial has three lines: its start, the line of Syne Tune with the result, and its end.
+    # A complete output of a trial has three lines: the start time, the result as Syne Tune prints it, and the end time.
     shown = [path.read_text().splitlines() for path in folder.glob("results/*/std.out")]
     ended = [(float(lines[0]), float(lines[-1])) for lines in shown if len(lines) == 3]
     return sorted(ended)[:turns]
@@ -104,7 +104,8 @@ def output_of(peer: Peer, folder: Path, *arguments: str | Path) -> str:
         except subprocess.TimeoutExpired:
             raise PeerLacking(f"{peer.name} took more than {_TIMEOUT_S} s") from None
         finally:
-            # Ray's daemons and workers have different process groups, but one session.
+            # Ray's daemons and workers have different process groups but the same session, so all processes of the session are
+            # killed.
             wait_until(lambda: not _kill_session(running.pid), f"the processes of {peer.name} have ended")
     if running.returncode != 0:
         print(said, file=sys.stderr)

@@ -34,7 +34,8 @@ NAMES = st.text("é", max_size=2).map(lambda tail: "t" + tail)
 MOSTLY = st.sampled_from([True, True, True, False])
 COUNTS = st.integers(1, 8)
 SHARES = st.one_of(st.just(1.0), st.floats(0, 1))
-# Fragments that resemble frame headers, with or without a newline. A killed writer could leave them in a metrics file.
+# Fragments of a metrics file that resemble the headers of records, with or without a newline. A writer that is killed leaves such
+# fragments.
 LITTER = st.text("ME01{\n", min_size=1, max_size=120).map(str.encode)
 # The final drain needs a few round trips per window, far fewer than this limit.
 ENOUGH_STEPS = 500
@@ -166,7 +167,9 @@ class ExactlyOnce(RuleBasedStateMachine):
     def litter_metrics(self, litter: bytes, is_seen: bool) -> None:
         """Write bytes that are not a record, such as those of a writer that is killed while it writes a record."""
         if self.files.rest_of_torn and litter.startswith(self.files.rest_of_torn):
-            self._add_record()  # The litter completes the torn record, which lacked only its newline.
+            # The test has left a record without its last bytes in the file. If the litter starts with these bytes, it completes
+            # the record.
+            self._add_record()
         self.files.rest_of_torn = b""
         self.files.content[Stream.METRICS] += litter
         self._look(is_seen)
@@ -374,10 +377,10 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         "LOG_WINDOW_BYTES": 40,
     }.items():
         monkeypatch.setattr(replication_module, name, size_bytes)
-    # In some runs the trial writes more bytes than these quotas, in most runs fewer.
+    # The quotas are low, so that the trial exceeds them in some runs. In most runs, it writes fewer bytes.
     for stream, size_bytes in ((Stream.METRICS, 900), (Stream.STDOUT, 150), (Stream.STDERR, 150)):
         monkeypatch.setitem(QUOTA_BYTES, stream, size_bytes)
-    # A record must fit into the metrics window, as with the real limits.
+    # The longest record is as long as the small metrics window. A longer record could never be sent.
     monkeypatch.setattr(records, "MAX_FRAME_BYTES", 256)
 
 

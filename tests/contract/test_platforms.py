@@ -129,7 +129,8 @@ def platform(request, tmp_path, monkeypatch):
         yield platform
 
 
-# After its start, a trial behaves the same on all platforms of a kind. Tests of single platforms are in test_platform_jobs.py.
+# After its start, a trial behaves the same on all platforms of a kind. So the short form of these tests uses one platform of each
+# kind. Tests of single platforms are in test_platform_jobs.py.
 on_each_kind_of_platform = pytest.mark.parametrize(
     "platform", amount(ONE_OF_EACH_KIND, tuple(PLATFORMS)), indirect=True
 )
@@ -138,7 +139,7 @@ on_each_kind_of_platform = pytest.mark.parametrize(
 # ---- a complete experiment whose trials end in different ways
 
 
-# The short form runs on some platforms only. tests/e2e has whole experiments on the platforms that it omits.
+# The short form of these tests omits some platforms. For the omitted platforms, tests/e2e has tests that run whole experiments.
 @pytest.fixture(scope="module", params=amount((*ONE_OF_EACH_KIND, "slurm-over-ssh"), tuple(PLATFORMS)))
 def done(request, tmp_path_factory):
     """Run this experiment. Returns the data that it shows and stores."""
@@ -216,7 +217,8 @@ def test_a_trial_stopped_by_the_user_is_cancelled(done):
 def test_a_trial_fails_with_a_specific_reason_if_another_client_removes_its_job(done):
     removed = done.trials[3]
     assert removed["reason"] == done.platform.removed[1].value
-    # If the removal does not kill the keeper, the keeper itself reports the end of the trial, without a message.
+    # If the removal does not kill the keeper, the keeper reports the end of the trial itself. Then the trial has no message about
+    # its keeper.
     if done.platform.removal_kills:
         assert "its keeper " in removed["message"]
         assert done.platform.removed_message.rpartition("trial1")[2] in removed["message"]

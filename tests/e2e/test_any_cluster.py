@@ -17,7 +17,8 @@ pytest.importorskip("kubernetes")
 from nni_manager.store.folders import ExperimentFolder
 
 REPOSITORY = Path(__file__).parents[2]
-# These names select one test of the API server and one whole experiment. Both tests also run on the fake cluster.
+# This expression for `pytest -k` selects one test of the API server and one test with a whole experiment. Both pass on the fake
+# cluster that `server` starts.
 SOME = "reports_its_version or one_framework_per_trial"
 
 

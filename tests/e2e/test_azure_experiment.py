@@ -86,7 +86,8 @@ def test_metrics_arrive_through_the_azure_share_when_keepers_cannot_reach_the_ma
             assert cluster.api.counted()["create", "frameworks"] == 0
             azure.refuses = None
             await until(lambda: cluster.store.list(FRAMEWORKS), "the job is submitted", DEADLINE_S)
-            azure.fails_with = [(503, "ServerBusy")] * 6  # the manager's next reads of the share fail
+            # The manager's next six requests to the share fail, and the manager must retry them.
+            azure.fails_with = [(503, "ServerBusy")] * 6
             await until(lambda: engine.experiment.state is ExperimentState.DONE, "the experiment is done")
             (trial,) = engine.experiment.trials.values()
             assert trial.state.value == "SUCCEEDED", trial.run.message

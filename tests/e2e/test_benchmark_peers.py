@@ -14,7 +14,8 @@ NO_RAY = "Ray Tune is not installed: make peers"
 
 def test_ray_tune_is_measured_with_and_without_its_loggers_and_leaves_no_process(benchmark_module):
     ray_tune = benchmark_module("bench_turnaround").ray_tune
-    # Ray needs a short path, because the length of its socket names is limited
+    # Ray creates sockets below this folder, and the length of their paths is limited. So the test uses a shorter folder than
+    # tmp_path.
     with tempfile.TemporaryDirectory() as folder:
         (ray,) = ray_tune(Path(folder, "ray"), 6, 0)
         if ray == NO_RAY:

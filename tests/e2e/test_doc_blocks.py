@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n\n?)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
-# Other tests run all blocks of these pages.
+# This module skips these pages, because the test file beside each page runs all its blocks.
 ELSEWHERE = {
     "docs/recipes.md": "tests/e2e/test_recipes.py",
     "docs/from-nni.md": "tests/e2e/test_recipes.py",
@@ -286,7 +286,7 @@ def test_the_commands_and_the_options_in_the_docs_exist(block, place):
 
 # ---- Python
 
-# This code replaces the parts that the examples leave to the reader, such as the training itself.
+# This code runs before each example. It defines the names that an example leaves to the reader, such as the training itself.
 _READERS_CODE = """
 import os, types
 import nni_sdk

@@ -174,7 +174,8 @@ def test_an_experiment_is_started_and_stopped_on_the_page_of_all_experiments(bro
         expect(person.see("connection")).to_have_text("Live")
         expect(person.page.get_by_text("1 of 2 trials ended")).to_be_visible()
 
-        # The experiment continues when the server of the page is killed, and the page reconnects to the next server.
+        # The test kills the server of the page and starts another on the same port. The experiment continues, and the page
+        # reconnects.
         process = hub_of(place)
         port = int(link.partition("#")[0].rsplit(":", 1)[1].partition("/")[0])
         process.send_signal(signal.SIGKILL)
@@ -183,7 +184,7 @@ def test_an_experiment_is_started_and_stopped_on_the_page_of_all_experiments(bro
         served(place, "--port", str(port))
         expect(person.see("connection")).to_have_text("Live")
 
-        # After the manager is killed, the page shows the stored data and how to continue the experiment.
+        # After the manager is killed, the page shows the stored data, and offers to resume the experiment.
         (manager,) = processes_with(place, "nni_manager")
         manager.send_signal(signal.SIGKILL)
         manager.wait()
@@ -221,7 +222,7 @@ def test_nnictl_web_starts_one_server_and_nnictl_create_prints_links_to_the_serv
     with visit(browser, link) as person:
         expect(person.page.locator("header .name")).to_have_text("live search")
         assert person.page.url.startswith(f"http://127.0.0.1:{port}/experiments/")
-        # `nnictl web --stop` ends the server although this page has an open event stream.
+        # This page has an open event stream. `nnictl web --stop` ends the server without waiting for the end of the stream.
         expect(person.see("connection")).to_have_text("Live")
         stopped = nnictl(place, "web", "--stop")
         assert stopped.stdout.startswith(f"INFO: Ended the page of all experiments on port {port}"), (

@@ -122,7 +122,7 @@ def test_a_warm_start_proposes_the_best_parameters_of_earlier_experiments_first(
     shown = configuration_view(ExperimentSnapshot.stored(later.folder))
     assert shown["warmStart"] == [{"source": source, "value": best["value"]}]
 
-    # The resumed experiment uses the stored parameters, so the earlier experiment may be deleted.
+    # A resumed experiment reads its initial parameters from its own store, so it does not need the earlier experiment.
     shutil.rmtree(earlier.folder.path)
     assert main.run(["resume", later.experiment_id, "--foreground"]) == 0
     assert [each["id"] for each in later.trial_list()] == [each["id"] for each in trials]

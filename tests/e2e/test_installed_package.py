@@ -53,8 +53,8 @@ nni.report_final_result(params['lr'])
 def python(tmp_path_factory):
     """A Python with the wheel of this checkout. It uses the dependencies of the Python that runs the tests."""
     folder = tmp_path_factory.mktemp("installed")
-    # The build uses a copy of the sources: in the checkout, setuptools would create a folder build/ and reuse the old files
-    # there.
+    # The build uses a copy of the sources. In the checkout, setuptools would create the folder build/, and a later build would
+    # reuse its old files.
     source = folder / "source"
     for name in SOURCES:
         path = REPOSITORY / name

@@ -20,7 +20,8 @@ from nni_sdk.records import decode
 
 ROOT = Path(__file__).parents[2]
 
-# Nine trainings and the import of a framework take 50 s with seven other test workers, and 150 s at a load average of 26.
+# A test waits for nine trainings and the import of a framework. They take 50 s with seven other test workers, and 150 s at a load
+# average of 26.
 TRAININGS_S = 500
 pytestmark = pytest.mark.timeout(TRAININGS_S + 100)
 
@@ -98,7 +99,8 @@ def test_the_callback_reports_nothing_outside_an_experiment_and_the_training_is_
 
 def test_the_error_for_an_unknown_metric_lists_the_available_metrics(trained):
     kind, text = trained["absent"]["error"]
-    assert "MetricAbsent" in kind + text  # CatBoost wraps the exceptions of callbacks.
+    # CatBoost raises an exception of its own, whose text contains MetricAbsent.
+    assert "MetricAbsent" in kind + text
     assert "cannot report the metric 'no_such_metric'" in text
     listed = text.partition("choose one of: ")[2].splitlines()[0].split(", ")
     assert set(trained["names"]) <= set(listed)
@@ -132,7 +134,8 @@ def test_a_killed_training_continues_from_its_checkpoint_with_the_same_results(t
     killed, whole = trained[scenario], trained["best"]
     assert (killed["status"], killed["second"]["error"]) == (9, None)
     assert len(killed["first"]["intermediate"]) == reports
-    # CatBoost reports before the checkpoint is saved. If the process is killed in between, the last value is reported again.
+    # CatBoost calls the report before it saves the checkpoint. A process that is killed between the two leaves a checkpoint
+    # without the last report. The second process then repeats this report.
     assert killed["kept"] in (reports, reports - 1)
     both = killed["first"]["intermediate"][: killed["kept"]] + killed["second"]["intermediate"]
     assert both == pytest.approx(whole["intermediate"], rel=1e-5)
@@ -145,7 +148,8 @@ def test_a_promoted_trial_trains_only_the_rounds_that_its_larger_budget_adds(tra
     first, second = trained["promoted"]["first"], trained["promoted"]["second"]
     assert (first["error"], second["error"]) == (None, None)
     assert len(first["intermediate"]) == STOP_AFTER
-    # With CatBoost and LightGBM, the second attempt repeats the last iteration of the first attempt.
+    # CatBoost and LightGBM repeat the last iteration of the first attempt. Then the checkpoint counts one report less, so the sum
+    # is the same.
     assert trained["promoted"]["kept"] + len(second["intermediate"]) == ROUNDS
     choose = {"min": min, "max": max}[trained["mode"]]
     assert second["final"] == pytest.approx([choose(first["intermediate"] + second["intermediate"])])
@@ -302,7 +306,7 @@ for epochs in EPOCHS:
 
 def test_fastai_reports_several_fits_as_one_training_and_no_validations_between_the_fits(tmp_path):
     run_in_trial("fastai", tmp_path, FASTAI_FITS.replace("EPOCHS", "(1, 1)"))
-    # The second process continues from the checkpoint: it skips the first fit and one epoch of the second fit.
+    # This call continues from the checkpoint of the call above: it skips the first fit and one epoch of the second fit.
     values, final = run_in_trial("fastai", tmp_path, FASTAI_FITS.replace("EPOCHS", "(1, 2)"))
     assert (len(values), final) == (3, values[1:])
 
@@ -330,12 +334,12 @@ model.fit(x, y, eval_set=(x, y), callbacks=[callback], **callback.snapshot)
 def test_a_trial_that_continues_a_snapshot_of_catboost_reports_only_its_own_values(tmp_path, period):
     code = CATBOOST_FIT.replace("PERIOD", str(period))
     values, finals = [], []
-    # Each of the three trials continues its predecessor, and repeats the last iteration of the predecessor.
+    # The second and the third trial continue the snapshot of the trial before, and repeat its last iteration.
     for generation in 1, 2, 3:
         parameters = {"iterations": 5 * generation, "learning_rate": 0.1 * generation}
         values, finals = run_in_trial("catboost", tmp_path, code, parameters)
         assert finals[-1] == values[-1]
-    # Each iteration lowers the loss, so a value that occurs twice would come from an earlier trial.
+    # Each iteration lowers the loss, so no value may occur twice. A repeated value would be a report of an earlier trial.
     assert len(set(values)) == len(values) == {1: 5 + 6 + 6, 2: 3 + 4 + 3}[period]
 
 

@@ -51,7 +51,7 @@ def test_an_experiment_runs_in_podman_containers_created_from_its_pods(podman, t
         assert done.returncode == 0, done.stderr
         workspace = place.workspace(done)
         assert [output_of(workspace, trial) for trial in trials_of(workspace)] == ["True True True\n"] * 2
-        # The first trial succeeds. The exit code of the second trial passes through keeper, podman, pod and Framework.
+        # The first trial succeeds, and the second exits with 7. The exit code passes through keeper, podman, pod and Framework.
         ended = {
             entry.after["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
             for entry in place.cluster.store.history

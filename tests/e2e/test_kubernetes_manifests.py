@@ -121,7 +121,7 @@ def test_kubectl_applies_the_manifests(tmp_path):
     api.start()
     try:
         (tmp_path / "kubeconfig").write_text(api.kubeconfig())
-        # The fake server has no schemas of built-in kinds.
+        # The fake server has no schemas of built-in kinds, so kubectl must not validate the documents.
         done = kubectl(tmp_path / "kubeconfig", "apply", "--validate=false", "--filename", FOLDER)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count(" created\n") == len(DOCUMENTS)
@@ -134,7 +134,7 @@ def test_kubectl_applies_the_manifests(tmp_path):
 def kubectl(kubeconfig, *arguments):
     return subprocess.run(
         ["kubectl", f"--kubeconfig={kubeconfig}", *map(str, arguments)],
-        # kubectl writes a cache into the home folder.
+        # kubectl writes a cache into the home folder, so the test gives kubectl a home of its own.
         env=os.environ | {"HOME": str(kubeconfig.parent)},
         capture_output=True,
         text=True,
@@ -349,7 +349,8 @@ def deployed(podman, tmp_path):
         spec = document("Deployment")["spec"]["template"]["spec"]
         for volume in spec["volumes"]:
             if claim := volume.get("persistentVolumeClaim"):
-                # A kubelet sets the same owner and mode for fsGroup.
+                # For fsGroup, a real kubelet changes the group and the mode of a volume. The fake node does not, so the test sets
+                # them here.
                 node.exports[claim["claimName"]] = folder = tmp_path / claim["claimName"]
                 folder.mkdir()
                 os.chown(folder, 0, spec["securityContext"]["fsGroup"])
@@ -378,7 +379,8 @@ def test_the_deployment_runs_trials_in_other_pods_and_resumes_the_experiment_aft
     probe = container()["readinessProbe"]["httpGet"]
     wait_until(lambda: answer_of(url + probe["path"]) == (200, "ok\n"), "the pod is ready")
 
-    # The documentation runs these commands with `kubectl exec`.
+    # The documentation gives these commands for `kubectl exec`. The test runs them with `podman exec` in the container of the
+    # pod.
     of_pod = f"name=-{container()['name']}$"
     (name,) = podman.run("podman", "ps", "--format", "{{.Names}}", "--filter", of_pod).split()
     who = podman.run("podman", "exec", name, "sh", "-c", "id -u; touch /x 2>/dev/null || echo read-only")

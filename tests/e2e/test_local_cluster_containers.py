@@ -217,7 +217,8 @@ def test_the_open_mpi_example_from_the_openpai_manual_can_be_run_across_containe
     job = yaml.safe_load(mpi_job(f"/mnt/examples/{TRAINING}", image=image))
     job["extras"]["storages"] = []
     for role in job["taskRoles"].values():
-        role["resourcePerInstance"]["gpu"] = 0  # podman can give a container only GPUs that exist
+        # The manual's job requests GPUs, but podman can give a container only GPUs that this machine has.
+        role["resourcePerInstance"]["gpu"] = 0
 
     async def scenario(cluster, _):
         detail = await run(cluster, yaml.safe_dump(job, sort_keys=False).encode())

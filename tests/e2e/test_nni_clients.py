@@ -29,7 +29,8 @@ if nni.get_sequence_id() >= 2:
     time.sleep(600)
 nni.report_final_result({"default": x, "loss": 0.5} if nni.get_sequence_id() else x)
 """
-# The script prints one JSON document. NNI's client of v2.10 has no method kill_trial_job.
+# The script writes one JSON document into a file. The client of NNI v2.10 has no method kill_trial_job, so the script then stops
+# no trial.
 CLIENT = """
 import dataclasses, json, sys
 from nni.experiment import Experiment
@@ -106,8 +107,8 @@ def test_the_python_client_of_nni_can_query_and_change_and_stop_an_experiment(cl
             stderr=subprocess.PIPE,
             text=True,
         ) as running:
-            # NNI's client waits until the manager exits. Here the manager is a child of the test, which must reap
-            # it.
+            # NNI's client waits until the manager exits. The manager is a child of the test and stays a zombie until the test
+            # polls it.
             wait_until(
                 lambda: None not in (experiment.manager.poll(), running.poll()) or running.poll(),
                 "both have ended",

@@ -97,7 +97,7 @@ def test_an_openpai_experiment_runs_one_job_per_trial_and_stores_no_secret_in_it
         )
         assert not (code / "big.bin").exists()
         assert not (code / "config.yml").exists(), "it contains the login"
-        # The keeper forwards the trial's output, so that the portal shows it.
+        # The keeper prints the trial's output on its own stdout, so OpenPAI's portal shows the output.
         job = server.jobs[f"{USER}~nni_exp_{experiment_id}_trial_{trial}"]
         assert f"in {code} of process".encode() in server._written(job, "stdout")
     modes = {
@@ -159,7 +159,7 @@ def test_keepers_on_other_machines_connect_over_tls_and_verify_the_certificate(n
     # The log has a line for each connected keeper. The manager therefore received data over connections, and did not only read
     # the files on the storage.
     assert (folder / "log" / "nnimanager.log").read_text().count(" connected") >= 3
-    # A connection without TLS must not cause any output here.
+    # The trial has connected without TLS. The manager must print nothing about this connection.
     assert (folder / "log" / "nnictl_stderr.log").read_text() == ""
 
 
@@ -305,7 +305,8 @@ def test_a_resume_from_python_uses_the_new_login_of_the_configuration(place, ser
         assert experiment.run() is True
     server.tokens = {"a-newer-token"}
     config.training_service.token = "a-newer-token"
-    config.search_space_file = "gone.json"  # the resume reads only the login from this configuration
+    # A resume reads only the login from this configuration, so the missing search space file has no effect.
+    config.search_space_file = "gone.json"
     with Experiment(config, id="digits") as experiment:
         experiment.resume(wait_completion=False)
         experiment.update_max_trial_number(2)

@@ -20,7 +20,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]
-# Each update stands for half a second of an experiment.
+# A real experiment sends an update every half second. So the test simulates 75 s, or ten minutes in its thorough form.
 UPDATES = amount(150, 1200)
 TRIALS = amount(1000, 10_000)
 CHART = ".main-svg"
@@ -117,7 +117,7 @@ def each_page(person):
     """Visit each page, and yield its name when the page is complete. The page "trial" shows the details of one trial."""
     for name in ("overview", "trials", "trial", "experiments", "jobs"):
         if name == "trial":
-            # a change of the URL fragment alone does not load a page
+            # The new address differs from the current one only in the fragment, so the browser does not load the page again.
             person.go(person.page.url + "#trial=00000")
             expect(person.see("log")).to_contain_text("the last line")
         else:
@@ -144,19 +144,20 @@ def test_a_login_link_works_once_and_signs_in_all_tabs_of_a_browser_until_a_sign
         assert not any(code in url for url in person.asked)
         person.page.go_back()
         assert code not in person.page.url
-        person.go(f"{stored.origin}/detail")  # another page load in the same browser
+        # The login is kept: a new page load in this browser needs no link.
+        person.go(f"{stored.origin}/detail")
         expect(person.see("table")).to_be_visible()
     second_browser = Visit(browser)
     second_browser.page.goto(link)
     expect(second_browser.see("enter-message")).to_contain_text("nnictl webui url")
     second_browser.page.goto(f"{stored.origin}/oview")
     expect(second_browser.see("locked")).to_contain_text("nnictl webui url")
-    # After a login in a second tab, the first tab shows the experiment.
+    # A login in a new tab of the second browser also unlocks the first tab.
     tab = second_browser.context.new_page()
     tab.goto(stored.link())
     expect(tab).to_have_url(f"{stored.origin}/oview")
     expect(second_browser.see("state")).to_be_visible()
-    # After a sign-out the first tab is locked again, and its key is deleted.
+    # After a sign-out, the first tab is locked again, and the page has deleted its key from localStorage.
     tab.close()
     second_browser.see("sign-out").click()
     expect(second_browser.see("locked")).to_contain_text("nnictl webui url")
@@ -196,7 +197,8 @@ def test_the_page_shows_and_changes_an_experiment_until_its_end_despite_a_manage
         expect(person.see("banner-connection")).to_be_visible()
         experiment.start(port)
         expect(person.see("banner-connection")).to_be_hidden()
-        person.see(f"expand-{followed}").click()  # the second click closes the details
+        # This second click on the row closes its details.
+        person.see(f"expand-{followed}").click()
         person.see(f"expand-{stopped}").click()
         person.see("kill").click()
         person.see("confirm-yes").click()
@@ -222,7 +224,8 @@ def test_an_experiment_without_a_succeeded_trial_is_shown_as_failed(browser, tmp
         visit(browser, view.link()) as person,
     ):
         badge = person.page.locator(".badge", has_text="Done, 0 of 3 succeeded")
-        expect(badge).to_have_count(2)  # one badge is in the bar and one on the page
+        # The bar at the top has one badge, and the overview has the other.
+        expect(badge).to_have_count(2)
         for number in range(2):
             expect(badge.nth(number)).to_have_attribute("data-look", "bad")
 
@@ -298,7 +301,8 @@ def test_the_badge_of_a_finished_experiment_without_a_result_says_that_no_result
         visit(browser, view.link()) as person,
     ):
         badge = person.page.locator(".badge", has_text="Done")
-        expect(badge).to_have_text(["Done, no result counts"] * 2)  # one is in the bar and one on the page
+        # The bar at the top has one badge, and the overview has the other.
+        expect(badge).to_have_text(["Done, no result counts"] * 2)
         person.see("nav-experiments").click()
         listed = person.see("experiments").locator("tr.chosen .badge")
         expect(listed).to_have_text("Done, no result counts")
@@ -339,7 +343,8 @@ def test_the_end_of_a_100_megabyte_log_is_shown_quickly(person, stored):
     person.go(f"{stored.origin}/detail#trial=00000")
     began_s = time.monotonic()
     expect(person.see("log")).to_contain_text("the last line")
-    assert time.monotonic() - began_s < scaled_s(20)  # a busy machine needs most of this time
+    # The limit is high for busy machines. An idle machine needs only a small part of it.
+    assert time.monotonic() - began_s < scaled_s(20)
     assert person.heap_bytes() < 40 * 2**20
 
 
@@ -402,7 +407,7 @@ def test_every_chart_is_drawn(person, stored):
         person.see(f"tab-{tab}").click()
         expect(person.page.locator(f"{CHART} >> visible=true").first).to_be_visible()
     person.screenshot("importance-light")
-    # No button sends results to a third party.
+    # Plotly can show buttons that upload a chart to its own servers. The page must not show them.
     buttons = person.page.locator(".modebar-btn")
     titles = [button.get_attribute("data-title") for button in buttons.all()]
     assert "Zoom" in titles
@@ -443,7 +448,8 @@ def test_a_chart_fits_into_its_card_when_only_the_card_becomes_narrower(person, 
     chart.scroll_into_view_if_needed()
     drawing = chart.locator(CHART).first
     expect(drawing).to_have_attribute("width", f"{chart.bounding_box()['width']:g}")
-    # The body becomes narrower and the window keeps its width, as when a scroll bar appears.
+    # When a scroll bar appears, the body becomes narrower, and the window keeps its width. The test sets the width of the body to
+    # the same effect.
     person.evaluate("document.body.style.width = '390px'")
     assert chart.bounding_box()["width"] < 350
     expect(drawing).to_have_attribute("width", f"{chart.bounding_box()['width']:g}")

@@ -74,8 +74,8 @@ def person(browser, stored):
         made.go(f"{stored.origin}/detail")
         yield made
         assert made.errors == []
-        # The browser writes violations of the content security policy to the console. It also writes requests for missing files
-        # (404), which are ignored here.
+        # The console must be empty, because the browser writes violations of the content security policy to it. Its messages
+        # about missing files (404) are ignored.
         assert [text for text in made.said if "404" not in text] == []
 
 
@@ -137,7 +137,8 @@ def test_parallel_coordinates_show_missing_nested_parameters_as_not_chosen(perso
     person.see("tab-parallel").click()
     expect(person.page.get_by_text("not chosen")).to_be_visible()
     person.screenshot("parallel-nested-narrow")
-    # The chart has a horizontal scroll bar and the page has none. Labels of axes do not overlap.
+    # The page has no horizontal scroll bar, because the chart has its own. Below, the labels of neighbouring axes must not
+    # overlap.
     assert person.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
     names = [
         each
@@ -187,7 +188,7 @@ def test_brushes_on_several_axes_filter_the_table_together(parallel):
     assert 10 < len(marked) < 50
     count = parallel.see("marked-count")
     expect(count).to_have_text(f"{len(marked)} of {TRIALS} trials are in the marked parts")
-    # The keyboard resizes the brush: its lower end moves from adam up to sgd.
+    # The arrow key resizes the brush on this axis: its lower end moves from adam up to sgd.
     parallel.see("axis-optimizer").press("ArrowUp")
     both = {number for number in marked if number % 2}
     expect(count).to_have_text(f"{len(both)} of {TRIALS} trials are in the marked parts")
@@ -279,7 +280,8 @@ def test_a_line_under_the_pointer_names_its_trial_and_a_click_opens_the_trial(pa
         for number, each in found.items()
     }
     middles = {number: sum(pair) / 2 for number, pair in heights.items()}
-    # The test points at a line halfway between two axes. There, the chosen line is farthest from all other lines.
+    # The mouse points at a line halfway between two axes. The test selects the line that is farthest from all other lines at that
+    # height.
     alone = max(
         middles, key=lambda one: min(abs(middles[one] - middles[other]) for other in middles if other != one)
     )
@@ -348,7 +350,8 @@ def test_a_contour_shows_two_parameters_on_the_scales_of_the_search_space(person
 
 
 def test_a_contour_is_drawn_while_the_importance_is_pending(person):
-    person.page.route("**/importance*", lambda _: None)  # the page never gets a response
+    # The request for the importance stays without a response.
+    person.page.route("**/importance*", lambda _: None)
     person.see("tab-contour").click()
     caption = person.see("contour-chart").locator("figcaption")
     expect(caption).to_contain_text(f"{TRIALS} results over lr and width")
@@ -532,7 +535,7 @@ def test_the_parallel_chart_of_a_single_result_explains_why_all_values_are_equal
         expect(
             person.page.locator("figcaption", has_text="1 result: all parameters and results are the same")
         ).to_be_visible()
-        # The table has a single row, so it must be low.
+        # The table has a single row, so its region must not be high.
         assert person.page.get_by_role("region", name="Trials", exact=True).bounding_box()["height"] < 150
         person.see("nav-experiments").click()
         expect(person.see("experiments")).to_contain_text("Best")
@@ -566,7 +569,7 @@ def test_every_result_metric_can_be_a_table_column_a_filter_and_a_chart_axis(bro
         expect(chart.locator("figcaption")).to_contain_text("4 results")
         person.see("tab-parallel").click()
         expect(person.page.locator(".annotation-text", has_text="loss")).to_be_visible()
-        # A reload keeps the selection of columns.
+        # The test hides the column "loss". A reload of the page must not show the column again.
         person.see("columns").locator("summary").click()
         person.see("columns").get_by_label("loss", exact=True).uncheck()
         expect(person.see("sort-m:loss")).to_have_count(0)

@@ -40,7 +40,7 @@ def test_a_dismissed_problem_stays_hidden_until_it_occurs_again(browser, played)
         person.see("nav-trials").click()
         expect(banners).to_have_count(3)
         assert person.faults_for_assistive_technology() == []
-        # After a dismissal by keyboard, the focus moves to the next notice.
+        # If the keyboard dismisses a notice, the focus moves to the next notice.
         button_of(person, "no space is left").focus()
         person.page.keyboard.press("Enter")
         expect(banners).to_have_count(2)
@@ -48,16 +48,18 @@ def test_a_dismissed_problem_stays_hidden_until_it_occurs_again(browser, played)
         person.page.keyboard.press("Space")
         expect(banners).to_have_count(1)
         expect(banners).to_contain_text("job1")
-        # A dismissed notice stays hidden on other pages and after a reload, but another viewer sees it.
+        # A dismissed problem stays hidden on other pages and after a reload. A visitor in another browser still sees all three
+        # problems.
         person.go(f"{view.origin}/oview")
         expect(problems).to_have_count(1)
         with visit(browser, view.link()) as another:
             expect(another.see("problem")).to_have_count(3)
-        # A dismissed problem stays hidden if only an amount in its text grows. The third problem has ended, so its notice
-        # disappears.
+        # A dismissed problem stays hidden if only an amount in its text grows, as in DISK. The third problem has ended, so the
+        # page removes its notice.
         report(DISK.format(2), LOGIN)
         expect(problems).to_have_count(0)
-        # Notices appear for a problem that occurs again and for a problem whose text changes.
+        # The page shows a problem whose text changes, such as the quota or /home. It also shows a dismissed problem that ended
+        # and occurs again, such as LOGIN.
         report(DISK.format(3), "the quota is exceeded")
         expect(problems).to_contain_text("quota")
         report(DISK.format(3), LOGIN)

@@ -138,7 +138,7 @@ def test_every_result_on_the_page_is_labelled_with_the_name_of_the_first_objecti
     with served_view(stored.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/detail")
         expect(person.see("tab-metric")).to_have_text("accuracy")
-        # The importance refers to the first objective, because no result has a metric named default.
+        # No result has a metric named default, so the page shows the importance for the first objective.
         person.see("tab-importance").click()
         caption = person.see("importance-chart").locator("figcaption")
         expect(caption).to_contain_text(f"computed from {TRIALS} trials", timeout=DEADLINE_S * 1000)
@@ -168,7 +168,8 @@ def test_the_page_explains_results_that_lack_the_objective_metric(browser, tmp_p
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/oview")
         said = "No final result has a number for the default metric."
-        # This text stands in place of the best result, of the chart of the best result over time, and of the top trials.
+        # The page shows this text three times: instead of the best result, of the chart of best results over time, and of the top
+        # trials.
         expect(person.page.get_by_text(said)).to_have_count(3)
         person.go(f"{view.origin}/detail")
         expect(person.page.get_by_text(f"{said} Choose another metric above.")).to_be_visible()

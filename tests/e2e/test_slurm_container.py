@@ -43,7 +43,8 @@ trainingService:
   platform: slurm
   containerImage: docker://IMAGE
 """
-# NODE_FILE exists on the node, and is not visible in a container. The third trial waits for SIGTERM.
+# The file NODE_FILE exists only outside the container, so trials 0 and 1 report 1 if they run in a container. Trial 2 waits for
+# SIGTERM.
 TRAIN = """\
 import pathlib, signal
 import nni_sdk

@@ -14,8 +14,8 @@ from nni_manager.domain.trial_run import NO_FINAL_RESULT_IN_CHANGED_FILE
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import Stream
 
-# Trial 0 reports its final result before the stop command, trial 1 after the stop command, and trial 2 never. Trial 3 truncates
-# its metrics file after the manager has collected the file.
+# Trial 0 reports its final result before the stop command, trial 1 after it, and trial 2 never. Trial 3 truncates its metrics
+# file after the manager has collected all its bytes.
 TRAIN = """
 import os, signal, sys
 import nni_sdk as nni
@@ -65,7 +65,7 @@ def test_trials_stopped_by_the_user_keep_the_final_results_that_they_have_report
         "three trials wait for the stop, and one to truncate its file",
     )
     (experiment.code / "collected").write_text("go on")
-    # The restarted manager can read the position of the final record only from the store.
+    # The manager restarts before the stop commands, so it must read the position of the final record of trial 0 from the store.
     experiment.kill_manager()
     experiment.start()
     for trial in of_all(experiment)[:3]:
@@ -94,7 +94,8 @@ def test_trials_stopped_by_the_user_keep_the_final_results_that_they_have_report
     assert {each["trialJobId"]: each["value"] for each in stored} == exported
 
 
-# The trial requests its own stop, and reports its result after the test has seen the state STOPPING.
+# The trial polls should_stop(), so its keeper sends it no SIGTERM at once. It reports its result after the test has seen the
+# state STOPPING.
 ASKS = """
 import time
 import nni_sdk as nni

@@ -149,7 +149,7 @@ def test_pbt_trials_continue_from_the_checkpoint_of_the_best_trial(a_real_experi
     assert {each[:1] for each in generations[1]} == {best}, "both must continue from the better one"
 
 
-# NNI v1.9 uses the first module names, v2.10 and later versions use the second.
+# These are the modules that an advisor imports: "v1" has the names of NNI v1.9, "v2" those of v2.10 and later versions.
 IMPORTS = {
     "v1": "from nni.msg_dispatcher_base import MsgDispatcherBase\nfrom nni.protocol import CommandType, send\n",
     "v2": "from nni.runtime.msg_dispatcher_base import MsgDispatcherBase\n"

@@ -79,8 +79,8 @@ class LocalServiceApart(LocalTrainingService):
     async def adopt(self, job_id):
         presence = await super().adopt(job_id)
         if presence is JobPresence.ENDED and self._was_preempted(job_id):
-            # On a real cluster, the preempted job still exists. The service therefore adopts the job as running, and then reports
-            # its end with the reason.
+            # On a real cluster, a preempted job still exists when a manager adopts it. So this service adopts the job as running,
+            # and then reports its end with the reason.
             asyncio.get_running_loop().call_soon(self.on_job_ended, JobEnded(job_id, None, ""))
             return JobPresence.RUNNING
         return presence

@@ -131,7 +131,8 @@ class _Connection(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         with (
-            contextlib.suppress(OSError),  # the client has closed the connection
+            # The client may close the connection at any time.
+            contextlib.suppress(OSError),
             self.site._tls.wrap_socket(self.connection, server_side=True) as within,
             within.makefile("rb") as self.rfile,
             within.makefile("wb", 0) as self.wfile,
@@ -139,10 +140,8 @@ class _Connection(BaseHTTPRequestHandler):
             self.close_connection = False
             while not self.close_connection:
                 self.handle_one_request()
-        self.rfile, self.wfile = (
-            io.BytesIO(),
-            io.BytesIO(),
-        )  # after the tunnel, the connection has no further requests
+        # The tunnel was the last request of the connection, so the handler finds no more bytes to read.
+        self.rfile, self.wfile = io.BytesIO(), io.BytesIO()
         self.close_connection = True
 
     def _serve(self):
@@ -276,7 +275,8 @@ class _Connection(BaseHTTPRequestHandler):
             self._refuse(404, "ParentNotFound")
         else:
             place.mkdir()
-            place.chmod(0o1777)  # every client that mounts the share may write
+            # On a real share, every client that mounts the share may write into every folder.
+            place.chmod(0o1777)
             self._answer(201, **self._stamp())
 
     def _put(self, place, part, body):
@@ -298,7 +298,8 @@ class _Connection(BaseHTTPRequestHandler):
                 self._answer(200, **self._stamp())
         else:
             assert part == ""
-            # Until the client has written the content, other clients see a file of the full size that contains zeros.
+            # As in Azure, other clients see a file of the full size that contains zeros, until the client has written the
+            # content.
             with place.open("wb") as file:
                 file.truncate(int(self.headers["x-ms-content-length"]))
             place.chmod(0o666)

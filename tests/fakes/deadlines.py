@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-# The time in which an interpreter that imports these modules starts on an idle core of the reference machine.
+# On an idle core of the reference machine, an interpreter starts and imports these modules in this time.
 _REFERENCE_S = 0.2
 _MODULES = "asyncio, ssl, json, http.client"
 _MAX_SLOWNESS = 8.0
@@ -26,7 +26,7 @@ def _measured_slowness() -> float:
     return min(max(statistics.median(took_s) / _REFERENCE_S, 1.0), _MAX_SLOWNESS)
 
 
-# Workers and other processes of tests use the measurement of the first process.
+# Only the first process measures. Workers and other child processes inherit its result, so all of them use the same deadlines.
 if "TEST_SLOWNESS" not in os.environ:
     os.environ["TEST_SLOWNESS"] = f"{_measured_slowness():.2f}"
 SLOWNESS = float(os.environ["TEST_SLOWNESS"])

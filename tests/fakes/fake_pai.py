@@ -40,7 +40,7 @@ from trial_keeper.settings import without_settings
 
 USER, PASSWORD = "ada", "s3cret-passw0rd"
 STORAGE, VIRTUAL_CLUSTER = "confignfs-data", "default"
-# OpenPAI reports these codes for a pod that Kubernetes ended.
+# If Kubernetes itself ends a pod, OpenPAI reports such a negative exit code and explains it with this phrase.
 _OF_KUBERNETES = {-1003: "PodPreemptedForCriticalPod"}
 _LIVE = ("WAITING", "RUNNING", "STOPPING")
 
@@ -102,8 +102,8 @@ class FakeJob:
     def detail(self):
         status = {key: value for key, value in self.row().items() if key not in ("name", "tags")}
         if self.exit_code is not None:
-            # OpenPAI's runtime reports 255 for every failure except signals, and reports the command's own exit code in another
-            # field.
+            # As `appExitCode`, OpenPAI's runtime reports 255 for every failure except signals. It reports the command's own exit
+            # code in `originUserExitCode`.
             status |= {
                 "appExitCode": 0 if self.exit_code == 0 else 255,
                 "appExitMessages": {"runtime": {"originUserExitCode": self.exit_code}},
@@ -289,7 +289,7 @@ class FakePai:
         if how in ("hang", "drop"):
             if how == "hang":
                 await anyio.to_thread.run_sync(self.is_hung.wait, DEADLINE_S)
-            # The server closes the connection after half of a response.
+            # The response is shorter than its Content-Length, so the client sees a connection that is closed too early.
             return Response(b"x", headers={"Content-Length": "1000"})
         return JSONResponse({"code": "UnknownError", "message": "somewhere something failed"}, how)
 
@@ -358,7 +358,7 @@ class FakePai:
 
     async def _config(self, request):
         job = self.jobs.get(request.path_params["name"])
-        # OpenPAI also sends JSON text with the content type YAML.
+        # Like OpenPAI, the fake sends JSON text with the content type YAML.
         return (
             _no_job(request)
             if job is None

@@ -22,8 +22,8 @@ _ENVIRON = {**os.environ}
 """Without the changes that single tests make."""
 _CURRENT_TEST = "PYTEST_CURRENT_TEST"
 _LONGEST_REQUEST = 1 << 18
-# The first process exits, so that the server is no child of the test process: some tests check all children of that process.
-# The server's sys.path equals that of a new manager.
+# The started process forks the server and exits. So the server is no child of the test process, of which some tests check all
+# children. The folder of the tests is removed from sys.path, so that the server's sys.path equals that of a new manager.
 _SERVER = """\
 import os, sys
 if os.fork():
@@ -134,8 +134,8 @@ def serve(program: Program, descriptor: int) -> NoReturn:
     """Fork the program for each request, until the tests have ended."""
     main = _imported(program)
     requests = socket.socket(fileno=descriptor)
-    # No process waits for the intermediate processes between the server and the forks, so the kernel removes them when they
-    # end.
+    # For each request, the server forks an intermediate process, which forks the program. The server does not wait for its
+    # children, so the kernel must reap them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         request, descriptors, *_ = socket.recv_fds(requests, _LONGEST_REQUEST, 3)

@@ -286,7 +286,8 @@ class Lightning:
         quiet = dict.fromkeys(
             ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
         )
-        # If torchrun has not set WORLD_SIZE, Lightning itself starts the second process.
+        # torchrun starts both processes and sets WORLD_SIZE. Without torchrun, Lightning itself starts the second process if
+        # `devices` is 2.
         world = int(os.environ.get("WORLD_SIZE") or os.environ.get("DEVICES", "1"))
         trainer = pl.Trainer(
             max_epochs=rounds(),
@@ -437,7 +438,7 @@ class FastAI:
         callback.report_final_result()
         rates.append(learner.opt.hypers[0]["lr"])
         check_prediction(learner.model(valid.dataset.tensors[0]).detach())
-        # The recorder has an empty entry for each skipped epoch.
+        # If the training continued from a checkpoint, the recorder has an empty entry for each epoch before the checkpoint.
         return [values[1] for values in learner.recorder.values if values]
 
 
@@ -673,7 +674,8 @@ def main(name, launched_in=None, arguments="{}"):
         write_rank(framework, launched_in, **json.loads(arguments))
         import torch.distributed
 
-        # Threads of a remaining process group may abort Python while it exits: "terminate called without an active exception".
+        # If the process group remains, its threads may abort the exiting Python with "terminate called without an active
+        # exception".
         torch.distributed.destroy_process_group()
         return
     own = importlib.import_module(f"nni_sdk.integrations.{framework.module}")
@@ -708,7 +710,7 @@ def main(name, launched_in=None, arguments="{}"):
     scenarios |= {each.__name__: functools.partial(run_variant, each) for each in variants}
     for scenario, run in scenarios.items():
         with tempfile.TemporaryDirectory() as folder:
-            # A killed training leaves its temporary files, so these are created in a folder that is removed.
+            # A killed training leaves its temporary files. They are created in this folder, which is removed after the scenario.
             tempfile.tempdir = folder
             write_parameters(folder, {})
             found[scenario] = run(folder)

@@ -26,7 +26,8 @@ def build_driver(folder: Path, vendor: str = NVIDIA) -> dict[str, str]:
     source = Path(__file__).with_name(f"{vendor}_driver.c")
     options = []
     if vendor == AMD:
-        # amdsmi binds all functions of its library when it is imported.
+        # When amdsmi is imported, it looks up every function of its library. So the fake library must also define the functions
+        # that the tests do not use.
         wrapper = Path(binding.origin).with_name("amdsmi_wrapper.py").read_text()
         written = source.read_text()
         others = sorted(name for name in set(_BOUND.findall(wrapper)) if f" {name}(" not in written)

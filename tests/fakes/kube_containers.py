@@ -122,7 +122,7 @@ class RealContainer:
         return self._code
 
     def send_signal(self, number):
-        # `podman kill` fails if the container has just exited, so the exit code of podman is ignored.
+        # `podman kill` fails if the container has already exited. This is no error here, so the exit code of podman is ignored.
         subprocess.run(
             ["podman", "kill", "--signal", signal.Signals(number).name, self._name],
             env=self._podman.environ,

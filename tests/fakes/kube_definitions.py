@@ -154,7 +154,8 @@ def pytorch_job(version="v1"):
 _TRAINER = "trainer.kubeflow.org"
 _TEXTS = {"type": "array", "items": {"type": "string", "maxLength": 65536}, "maxItems": 128}
 _ENV = {"type": "array", "maxItems": 128, "items": {"type": "object", "required": ["name"]}}
-# These containers have no `env`: the environment of the trainer's container can only be set in `trainer`.
+# Kubeflow Trainer accepts no `env` in these containers. The environment of the training container can only be set in the field
+# `trainer`.
 _CONTAINERS = {
     "type": "array",
     "items": {
@@ -241,9 +242,9 @@ CLUSTER_RUNTIME = definition(
 )
 RUNTIME = definition(_TRAINER, "trainingruntimes", "TrainingRuntime", has_status=False, version="v1alpha1")
 LOCAL_QUEUE = definition("kueue.x-k8s.io", "localqueues", "LocalQueue", has_status=True, version="v1beta1")
-# These are all custom resources of Kubeflow and Kueue.
+# These are all custom resources of Kubeflow and Kueue that the fake API server has.
 OF_KUBEFLOW = (tf_job(), pytorch_job(), train_job(), CLUSTER_RUNTIME, RUNTIME, LOCAL_QUEUE)
-# The definition is that of Kubeflow Trainer without the fields that no test needs.
+# Kubeflow Trainer installs this runtime. The fields that no test needs are omitted.
 TORCH_DISTRIBUTED = {
     "metadata": {"name": "torch-distributed"},
     "spec": {

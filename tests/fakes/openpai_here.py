@@ -148,7 +148,8 @@ class Client(requests.Session):
             self.headers["Authorization"] = f"Bearer {token}"
 
     def request(self, method, path, **options):
-        # requests would normalise dots in a path, so the path is added to the prepared request.
+        # The library requests would remove dot segments such as `..` from a path. So the path is appended after the request is
+        # prepared.
         options.pop("allow_redirects", None)
         request = requests.Request(method, self.root, **options)
         prepared = self.prepare_request(request)

@@ -76,7 +76,7 @@ ACCEPTED = {
     "deployment for an unknown role": a_job(
         deployments=[{"name": "x", "taskRoles": {"nope": {"preCommands": ["a"]}}}]
     ),
-    # The table of examples does not contain these jobs. They follow from the tables that describe the fields.
+    # The examples in the documentation of OpenPAI do not contain these jobs. They follow from its tables of fields.
     "script without uri and with other keys": a_job(
         (("prerequisites", 2), {"name": "s", "type": "script", "other": 1})
     ),
@@ -133,7 +133,7 @@ REJECTED = {
     "a list": ("- a", ""),
     "null": ("null", ""),
     "nothing": ("", ""),
-    # These jobs have semantic errors.
+    # The fields of these jobs have valid types, but their values contradict each other: a name occurs twice or is not defined.
     "prerequisite twice": (a_job((("prerequisites", 4), JOB["prerequisites"][0])), "prerequisites[4].name"),
     "unknown image": (a_job(((*WORKER, "dockerImage"), "nope")), "taskRoles.worker.dockerImage"),
     "unknown data": (a_job(((*WORKER, "data"), "nope")), "taskRoles.worker.data"),
@@ -151,7 +151,7 @@ REJECTED = {
     "YAML that is none": ("a: b: c", ""),
     "key twice": (text_of(a_job()).replace('"type": "job"', '"type": "job", "type": "job"'), "type"),
     "two documents": ("a: 1\n---\nb: 1", ""),
-    # A real server responds to these jobs with 202. Later the job fails, or behaves differently from its description.
+    # A real server accepts these jobs with 202. After that, the job fails, or does not do what its file describes.
     "dockerImage toString": (a_job(((*WORKER, "dockerImage"), "toString")), "taskRoles.worker.dockerImage"),
     "names one cluster name": (
         a_job((("taskRoles", "WORKER_"), JOB["taskRoles"]["worker"])),

@@ -58,7 +58,7 @@ def a_password_machine(folder: Path, home: Path, path: str, password: str) -> It
             {waiting, asyncio.ensure_future(process.wait_closed())}, return_when="FIRST_COMPLETED"
         )
         process.exit(child.returncode or 0)
-        # The end of the connection closes the stdin of the program.
+        # Like sshd, close the stdin of the program when the connection ends. A program that reads its stdin then exits.
         if child.stdin is not None:
             child.stdin.close()
         await waiting

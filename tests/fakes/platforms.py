@@ -241,7 +241,8 @@ class Platform:
 
 
 class RunScriptJobsHere(JobsHere):
-    forks_keepers = False  # the jobs of a test run scripts instead of keepers
+    # The jobs of these tests are scripts. A forked keeper would not run a script.
+    forks_keepers = False
 
 
 class Local(Platform):
@@ -327,7 +328,7 @@ class InstalledPlatform(Local):
         return not self._keepers(job_id=job_id)
 
     def remove(self, job_id):
-        # A keeper and its guard process each lead a session. The keeper is the older process.
+        # Each job has two such processes, because a keeper and its guard each lead a session. The keeper is the older of the two.
         keeper = min(
             self._keepers(job_id=job_id), key=lambda pid: processes.ProcessIdentity.of(pid).start_ticks
         )
@@ -514,7 +515,7 @@ class OpenPaiOfThisMachine(OpenPaiPlatform):
 
 
 _ROLE = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100)
-# The entry of each operator contains the kind of its jobs, the version, the second role of a job, and further configuration
+# Each entry contains: the kind of the jobs, its API version, the name of the second task role (if any), and further configuration
 # fields.
 OPERATORS_OF_KUBEFLOW = {
     "tf-operator": (TF_JOBS, "v1", "ps", {}),
@@ -593,7 +594,8 @@ class OnKubernetes(Platform):
                 if "-ps-" not in pod["metadata"]["name"] and pod["status"]["phase"] == "Running"
             ]
 
-        # The job may count as started because of a pod that is no worker, so the test waits until the pod of a worker runs.
+        # The job may count as started although only a pod of the parameter server runs. So the test waits for the pod of a
+        # worker.
         (pod, *_) = wait_until(running, "the pod of a worker runs")
         self.cluster.node.kill("default", pod, "OOMKilled")
 
@@ -675,7 +677,8 @@ class OnKubernetes(Platform):
         self._open.close()
 
 
-# This sbatch counts its calls. While the file `refusals` has lines, it refuses a call with the next line as the error.
+# This script replaces sbatch and counts its calls. If the file `refusals` has lines, the call fails with the first line as its
+# error. Otherwise, the script runs the real sbatch.
 _SBATCH = """\
 #!/bin/bash
 cd {folder}
@@ -757,7 +760,8 @@ class OnSlurm(Platform):
     def answer_submissions(self, how, times=1, resource=None):
         busy = "Unable to contact slurm controller (connect failure)"
         line = how[2] if isinstance(how, tuple) else busy
-        # The manager calls sbatch once per submission, because Slurm's commands retry by themselves.
+        # Slurm's commands retry by themselves, so the manager calls sbatch only once per submission. One refusal thus stands for
+        # all tries of a submission.
         count = 1 if times == QUICK.tries else times
         with (self._sbatch / "refusals").open("a") as refusals:
             refusals.write(f"{line}\n" * count)
@@ -806,7 +810,8 @@ class OnSlurmOverSsh(OnSlurm):
         inside = self.slurm.variables | {"PATH": os.environ["PATH"]}
         node = self._open.enter_context(a_login_node(folder / "site", inside))
         self.login = node.address
-        # The manager has neither Slurm's configuration nor the cluster's sbatch.
+        # The manager must reach Slurm only over ssh. So its environment has neither Slurm's configuration nor the sbatch of the
+        # cluster.
         for variable in self.slurm.variables:
             monkeypatch.delenv(variable)
         for variable, value in (node.variables | {"PATH": outside}).items():
@@ -819,7 +824,7 @@ class OnRemote(Platform):
     stopped = (9, ExitReason.KEEPER_LOST)
     removed, removal_kills = (137, ExitReason.KEEPER_LOST), True
     reports_bypass_server = False
-    # the manager records each start, so a job without a record was never started
+    # The manager records each start. So if a job has no record, it is unknown to the machine and was never started.
     never_submitted = JobPresence.UNKNOWN
     missed_exit_code = 1
 

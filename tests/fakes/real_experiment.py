@@ -255,7 +255,8 @@ class RealExperiment:
         """The pids of all keepers, running or not."""
         pids = []
         for entry in self.folder.jobs.glob("*.json"):
-            with contextlib.suppress(ValueError):  # a test has truncated the file
+            # Some tests truncate these files.
+            with contextlib.suppress(ValueError):
                 pids.append(json.loads(entry.read_bytes())["pid"])
         return pids
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from deadlines import DEADLINE_S
 
-# Escape sequences that move the cursor or set colours are removed.
+# These escape sequences move the cursor or set colours. `_read_until` removes them, so that patterns match plain text.
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 # The shell controls the terminal, so that Ctrl-C reaches the foreground program and not the shell.
 _SHELL = """\
@@ -24,7 +24,7 @@ import fcntl, os, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp("bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"])
 """
-# Each prompt shows the exit code of the previous command.
+# The shell prints this prompt after each command. The number is the exit code of the command.
 _PROMPT = re.compile(r"\[(\d+)\]ready> $")
 
 
@@ -39,7 +39,8 @@ class Terminal:
         self._main, side = pty.openpty()
         fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         attributes = termios.tcgetattr(side)
-        attributes[3] &= ~termios.ECHO  # typed text must not be read as output
+        # Without this, the terminal would echo typed text, and the tests would read it as output.
+        attributes[3] &= ~termios.ECHO
         termios.tcsetattr(side, termios.TCSANOW, attributes)
         outside = {name: value for name, value in environ.items() if name not in ("COLUMNS", "LINES")}
         self._shell = subprocess.Popen(
@@ -92,7 +93,8 @@ class Terminal:
             ready, _, _ = select.select([self._main], [], [], max(0.0, deadline_s - time.monotonic()))
             assert ready, f"after {self._within_s:g} s still not: {pattern.pattern}\n{self.told}"
             raw += os.read(self._main, 65536)
-            # A character or an escape sequence may arrive in two parts.
+            # A read may end in the middle of a character or of an escape sequence. This part stays in `raw` until the next read
+            # completes it.
             whole = re.sub(rb"(\x1b(\[[0-9;?]*)?|[\xc0-\xff][\x80-\xbf]{0,2})$", b"", raw)
             raw, text = raw[len(whole) :], _CONTROLS.sub("", whole.decode(errors="replace"))
             self._screen += text

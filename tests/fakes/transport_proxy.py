@@ -20,8 +20,8 @@ import sys
 from collections.abc import Mapping
 
 _READ_BYTES = 64 * 1024
-# In each direction, 16 reads are 1 MiB, which is about the size of TCP buffers. With a larger queue, a keeper could still send
-# although the proxy forwards nothing.
+# In each direction, the proxy queues up to 16 reads. They are 1 MiB, about the size of TCP buffers. With a larger queue, a keeper
+# could still send data to a proxy that forwards nothing.
 _MAX_QUEUE = 16
 
 
@@ -41,7 +41,8 @@ class _Connection:
             ways = [asyncio.ensure_future(self._carry(*pair)) for pair in pairs]
             await asyncio.gather(*ways)
         except OSError:
-            pass  # one end has closed its connection, and the proxy closes the other
+            # One side has closed its connection. The code below also closes the connection to the other side.
+            pass
         finally:
             for way in ways:
                 way.cancel()
@@ -103,7 +104,7 @@ class Proxy:
             connection = _Connection(self, writer)
             self._connections.add(connection)
             try:
-                # The proxy may be closed while this connection waits.
+                # The proxy may end while this connection waits. The task of the connection is then cancelled, which is no error.
                 with contextlib.suppress(asyncio.CancelledError):
                     await connection.serve(reader, to)
             finally:

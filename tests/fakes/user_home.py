@@ -54,7 +54,7 @@ def left_in(folder: Path) -> list[psutil.Process]:
 
 def environ_of(folder: Path) -> dict[str, str]:
     """The environment of this user's programs."""
-    # Programs must not use the settings and the terminal width of the person who runs the tests.
+    # Omit the settings and the terminal width of the person who runs the tests, so that test results do not depend on them.
     ours = ("NNI_", "TRIAL_KEEPER_", "COLUMNS")
     outside = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return outside | {

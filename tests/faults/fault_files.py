@@ -36,7 +36,8 @@ def remove_attempt(storage: Workspace, trial_id: str, attempt: str, aside: Path)
     `aside`: an unused path on the same file system.
     """
     try:
-        # Rename the folder before its removal. Otherwise a process that still writes could create deleted files again.
+        # Rename the folder before it is removed. Otherwise a process that still writes into the folder could recreate files that
+        # rmtree has deleted.
         (storage.trial(trial_id).attempts / attempt).rename(aside)
     except FileNotFoundError:
         return False
@@ -61,7 +62,7 @@ def _in_attempts(storage: Workspace, trial_id: str, attack: Callable[[int], None
     """
     try:
         attempts = os.open(storage.trial(trial_id).attempts, os.O_DIRECTORY)
-        # The storage of a cluster has these modes, because containers of any user write there.
+        # On a cluster's shared storage, the attempts folder has this mode, because containers of any user write into it.
         os.fchmod(attempts, WORLD_WRITABLE_STICKY)
     except OSError as error:
         return str(error.strerror)
@@ -135,10 +136,11 @@ def special_files(attempts: int, kinds: Sequence[str]) -> None:
                 if kind == "sparse":
                     os.close(descriptor)
                     continue
-                # The descriptor stays open, because the kernel releases the file lease when it is closed. The kernel sends SIGIO
-                # when another process opens the file.
+                # The descriptor stays open, because the kernel releases a file lease when its descriptor is closed. When another
+                # process opens the file, the kernel sends SIGIO to this process, which would end it.
                 signal.signal(signal.SIGIO, signal.SIG_IGN)
-                with contextlib.suppress(OSError):  # some file systems have no leases
+                # On a file system without leases, the file stays an ordinary sparse file.
+                with contextlib.suppress(OSError):
                     fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
 

@@ -33,7 +33,8 @@ _FAKES = Path(__file__).parent.parent / "fakes"
 _DISK_BYTES = 192 * 1024 * 1024
 _STEP_TIMEOUT_S = scaled_s(30)
 _RETRY_DELAY_S = 0.05
-# The manager moves between these two addresses. Its network and the jobs' network have routes only to each other.
+# The manager runs at the first address, and at the second after a fault has moved it. The network of the manager and the network
+# of the jobs have routes only to each other.
 _MANAGER_ADDRESSES = ("10.77.0.1", "10.77.0.3")
 _JOBS_ADDRESS = "10.77.0.2"
 _HERE = "127.0.0.1"
@@ -123,7 +124,8 @@ def _try_fuse() -> None:
 
 
 def _inside(network: str) -> tuple[str, ...]:
-    # Do not use `ip netns exec`: it also creates a mount namespace, but every process must see new mounts.
+    # `ip netns exec` would also create a mount namespace. The processes would then not see later mounts, so nsenter enters only
+    # the network namespace.
     return ("nsenter", f"--net=/run/netns/{network}")
 
 
@@ -175,7 +177,8 @@ class Janitor:
         self._process = subprocess.Popen(
             [sys.executable, __file__, name, folder],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # so that Ctrl-C ends only the suite, and the janitor still runs
+            # Ctrl-C must end only the suite, so that the janitor can clean up after it.
+            start_new_session=True,
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(_FAKES), os.environ.get("PYTHONPATH", "")]),
@@ -211,7 +214,8 @@ class Disk:
                         pass
 
     def empty(self) -> None:
-        self._filler.unlink(missing_ok=True)  # two overlapping faults may both have filled the disk
+        # Two faults may fill the disk at the same time. The end of the first fault has then already deleted the file.
+        self._filler.unlink(missing_ok=True)
 
 
 class Site:
@@ -263,7 +267,8 @@ class Site:
         view.mkdir()
         if not self._plan.has_far_storage:
             run("mount", "--bind", self.storage.path, view)
-            # Mount changes of one view must not affect the other view.
+            # Faults change the mount of the manager or the mount of the jobs. A private mount keeps such a change out of the
+            # other mount.
             run("mount", "--make-private", view)
             return
         with (self.folder / f"{view.name}.log").open("wb") as log:
@@ -356,7 +361,8 @@ class Site:
         """A port for the manager's HTTP API; the port after it is for keepers."""
         self._lives += 1
         if self.has_networks:
-            return 20_000 + 2 * self._lives  # no other program uses this network, so the port is free
+            # No other program uses this network, so each port in it is free.
+            return 20_000 + 2 * self._lives
         return free_port_pair()
 
     def open_road(self, port: int, has_moved: bool) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from strangers import NOBODY
 _OPEN_AT_ONCE = 300
 _PAUSE_S = 0.002
 _STEP = 100
-# This limits the load if the process is never killed.
+# If nothing kills this process, it ends after this time. This limits the load on the machine.
 _MAX_S = 300.0
 
 
@@ -32,7 +32,8 @@ def main() -> None:
             peer.sendall(OPENING)
             opened += 1
         except OSError:
-            pass  # the manager has refused or closed the connection, as intended
+            # The manager may refuse or close a connection; it should do so when its limit is reached.
+            pass
         if len(peers) > _OPEN_AT_ONCE:
             peers.popleft().close()
         if opened >= printed + _STEP:

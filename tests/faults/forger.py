@@ -46,7 +46,7 @@ def _forge_invited(workspace: Workspace) -> None:
 
 
 def _forge_uninvited(workspace: Path) -> None:
-    # The parent folders belong to the user of the test and may be private, so they are opened before the change of user.
+    # The parent folders may be closed to other users. So this process opens them before it becomes the user NOBODY.
     above = os.open(workspace.parent, os.O_DIRECTORY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
     done: set[str] = set()
@@ -60,7 +60,8 @@ def _forge_uninvited(workspace: Path) -> None:
                 print(trial_id, flush=True)
             os.close(trials)
         except FileNotFoundError:
-            pass  # the workspace has no such folder yet
+            # The keeper or the manager has not made the folder yet.
+            pass
         except PermissionError as error:
             if not done:
                 print(error.strerror, flush=True)

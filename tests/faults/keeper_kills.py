@@ -27,9 +27,9 @@ REPORTS = 20
 _LOOK_INTERVAL_S = 0.002
 _STATES_INTERVAL_S = 0.01
 
-# Each trial starts three helper processes that can be found only by session or by ancestor. One has an empty environment, one
-# has its own session, and one has both properties, so it can be found only while its parent lives. The stdin of the helpers is
-# a pipe that is never closed. A trial whose keeper will be killed does not exit by itself.
+# Each trial starts three helper processes. The first has an empty environment, so its session identifies it. The second has its
+# own session, so its environment identifies it. The third has both, so it can be found only while its parent lives. The stdin of
+# the helpers is a pipe that is never closed. A trial whose keeper will be killed does not exit by itself.
 TRAIN = """
 import os, subprocess, time
 import nni_sdk as nni
@@ -74,7 +74,7 @@ class Ledger:
     @classmethod
     def read(cls, path: Path) -> "Ledger":
         made, pids, signs, starts = [], set(), [0.0], 0
-        # The last line may be incomplete.
+        # A trial that was killed may have left an incomplete last line, so the last part is ignored.
         for line in path.read_text().split("\n")[:-1]:
             at_s, pid, mark, *value = line.split(" ")
             pids.add(int(pid))
@@ -142,8 +142,8 @@ class KeeperKiller:
             for _ in range(exempt_sessions):
                 (self._ledgers.parent / self._next_trial(deadline_s)).touch()
             trial_id = self._next_trial(deadline_s)
-            # For half of the kills, wait until the command has started. On a busy machine, all keepers would otherwise be
-            # killed before their commands start.
+            # Half of the kills wait until the command has started. On a busy machine, the other half may hit all keepers before
+            # they start a command.
             if self._draw.random() < 0.5:
                 wait_until(
                     (self._ledgers / trial_id).exists, "the command has started", 120, _LOOK_INTERVAL_S
@@ -199,7 +199,8 @@ class KeeperKiller:
         for path in self._ledgers.iterdir():
             ledger, stored = Ledger.read(path), values(self._experiment.rows(path.name))
             verdict.reports += len(ledger.made)
-            # The last report may be stored although the call that reported it did not return.
+            # A trial notes a report after the call has returned. If it is killed before, the store may have one report more than
+            # the ledger.
             if stored[: len(ledger.made)] != ledger.made or len(stored) > len(ledger.made) + 1:
                 verdict.lost += len(set(ledger.made) - set(stored))
                 verdict.wrong.append(f"trial {path.name} reported {ledger.made}, stored are {stored}")
@@ -209,7 +210,8 @@ class KeeperKiller:
         for trial_id, trial in trials.items():
             expected = {"SUCCEEDED"}
             if trial_id in self.killed:
-                # If the killed keeper had only claimed the trial, the next job runs the trial.
+                # A killed keeper may have claimed the trial without starting it. Then the next job runs the trial, which may
+                # succeed.
                 path = self._ledgers / trial_id
                 is_reused = self._experiment.config.reuse_mode
                 was_run_once = is_reused and path.exists() and Ledger.read(path).starts == 1

@@ -35,7 +35,7 @@ def main() -> None:
         for trial_id in _listed(workspace.trials):
             start, go = gates / f"{trial_id}.start", gates / f"{trial_id}.go"
             if not start.exists():
-                # The keeper has not made the folder yet.
+                # The keeper may not have made the folder yet, or the file system may refuse the files.
                 with contextlib.suppress(FileNotFoundError, PermissionError):
                     attempts = os.open(workspace.trial(trial_id).attempts, os.O_DIRECTORY)
                     try:

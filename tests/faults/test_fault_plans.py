@@ -31,7 +31,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
-# A test takes a minute on an idle machine. The timeout is longer, because other tests may run at the same time.
+# A test takes a minute on an idle machine. The timeout is much longer, because other tests may keep the machine busy.
 pytestmark = pytest.mark.timeout(900)
 
 # Together these seeds cover every kind of fault.
@@ -72,9 +72,10 @@ def test_the_checker_detects_a_defect_that_the_test_adds_to_the_manager(
 ):
     if planted == "accepts early marks":
         ((module, name, fault),) = PLANTED[planted]
-        # The checker also calls this function of the manager, so the test replaces it in its own process too.
+        # The planted defect replaces this function in the manager process. The checker calls the function in the test process, so
+        # the test replaces it here too.
         monkeypatch.setattr(module, name, fault)
-    # The long form is used, so that the trials still report when the faults start.
+    # In the long form of the plan, the trials run long enough to report after the faults have started.
     plan = dataclasses.replace(plan_of(2, is_short=False), faults=faults, left_out=())
     verdict = run_plan(plan, tmp_path, planted=planted, trials=4).verdict
     assert verdict.is_good == (not seen), verdict.lines()
@@ -199,12 +200,13 @@ def a_ledger(tmp_path, *lines):
     ("stored", "lost", "doubled", "is_in_order"),
     [
         (["0", "1"], 0, 0, True),
-        # the trial was killed while it reported 3, so 3 may be stored or missing
+        # The ledger ends while the trial reports 3, because the trial was killed. So 3 may be stored or missing.
         (["0", "1", "3"], 0, 0, True),
         (["0"], 1, 0, True),
         (["0", "0", "1"], 0, 1, True),
         (["0", "1", "3", "3"], 0, 1, True),
-        (["0", "1", "2"], 0, 1, True),  # the report of 2 raised an exception, so this row counts as doubled
+        # The call that reported 2 raised an exception, so 2 must not be stored. The ledger counts the row as doubled.
+        (["0", "1", "2"], 0, 1, True),
         (["1", "0"], 0, 0, False),
         (["3", "0", "1"], 0, 0, False),
     ],
@@ -447,7 +449,8 @@ def test_the_checker_reports_stored_trial_data_that_differs_from_the_files(a_run
         ({"retries": 1}, Harm(max_retries=3, manager_was_away=True)),
         ({"failed_saves": 1}, Harm(max_retries=3, storage_failed=True)),
         ({"failed_saves": 1}, Harm(max_retries=3, storage_is_late=True)),
-        # The manager waits for the rest of an incomplete last record.
+        # If the last record is incomplete, the manager waits for the rest of it. So the checker must accept that the record is
+        # not stored.
         ({"torn": b"ME000"}, NO_HARM),
     ],
     ids=str,
@@ -465,7 +468,7 @@ def test_the_checker_accepts_deviations_that_are_consistent_with_the_injected_fa
         ),
         ({"failed_saves": 1, "harm": Harm(max_retries=3)}, "it could not save 1 checkpoints"),
         ({"unstored": 1}, "bytes of its metrics are durable, and the file has"),
-        # The command of this trial did not finish. Its state may be canceled, but never succeeded.
+        # A trial whose command did not finish may be canceled. It must never be SUCCEEDED.
         ({"state": TrialState.SUCCEEDED, "has_ended": False}, "its command never came to its end"),
     ],
     ids=str,
@@ -606,5 +609,6 @@ def test_no_process_or_mount_or_network_remains_after_a_run_of_a_fault_plan_is_k
         "everything is removed",
         DEADLINE_S,
     )
-    clean_up(name, folder)  # this second call must find nothing to remove, and raise nothing
+    # The janitor has removed everything, so this call must find nothing and raise nothing.
+    clean_up(name, folder)
     shutil.rmtree(folder)

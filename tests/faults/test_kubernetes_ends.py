@@ -214,7 +214,8 @@ def test_every_display_shows_the_failure_message_of_kubernetes(place, way):
     place.config["maxPreemptions"] = 0
     if way in BEFORE:
         way(place)
-    # With a second trial, the experiment continues after the first failure, so its manager still serves the displays.
+    # The displays need a running manager. After the failure of its only trial, an experiment would end, so a FAILED trial is
+    # followed by a second trial.
     place.config["maxTrialNum"] = 2 if state == "FAILED" else 1
     done = place.create()
     assert done.returncode == 0, done.stderr

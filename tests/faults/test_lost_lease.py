@@ -32,7 +32,7 @@ nni.report_final_result(i)
 """
 
 
-# This code runs only in the manager process.
+# This sitecustomize module stops the renewal of the lease in the manager process, so the heartbeat cannot detect the lost lease.
 NO_HEARTBEAT = """
 import sys
 if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
@@ -70,9 +70,8 @@ def test_a_suspended_manager_stores_none_of_its_queued_writes_after_it_was_repla
     a_real_experiment, tmp_path, wakes_first
 ):
     experiment = a_real_experiment(TRAIN, trialConcurrency=2, maxTrialNum=TRIALS)
-    experiment.is_forked = (
-        False  # the test reaps its managers as its children, and finds them by their command lines
-    )
+    # A forked manager is no child of the test and has another command line. The test needs both.
+    experiment.is_forked = False
     lock = experiment.folder.path / "owner.lock"
     path = experiment.environ.get("PYTHONPATH", "")
     if wakes_first == "its queue":
@@ -92,8 +91,8 @@ def test_a_suspended_manager_stores_none_of_its_queued_writes_after_it_was_repla
 
         experiment.start()
         wait_until(lambda: experiment.row_count() > stored + 20, "the other manager stores what they report")
-        # The database lock ensures that the second manager is not suspended inside a transaction. From here on, only the first
-        # manager could write.
+        # While the test holds the lock of the database, the second manager is in no transaction, so the test can suspend it.
+        # After that, only the first manager could write.
         with the_database_is_locked(experiment):
             stopped(experiment.manager)
         with StoreReader(experiment.folder.database) as reader:

@@ -58,9 +58,8 @@ def test_a_resumed_experiment_without_a_trials_folder_runs_to_its_end(experiment
     workspace, trials = experiment.folder.workspace, experiment.folder.workspace.trials
     shutil.rmtree(trials)
     if workspace.root != experiment.folder.path:
-        (
-            experiment.folder.path / "workspace"
-        ).unlink()  # this file is the link to the workspace on the shared storage
+        # With shared storage, the experiment's folder contains a link to the workspace. The link is lost too.
+        (experiment.folder.path / "workspace").unlink()
     experiment.start()
     assert experiment.folder.workspace == workspace
     assert f"{trials} was missing and has been created" in experiment.folder.manager_log.read_text()
@@ -68,8 +67,8 @@ def test_a_resumed_experiment_without_a_trials_folder_runs_to_its_end(experiment
     assert_it_ends(experiment)
 
 
-# No case has reused jobs: the manager refuses the resume before it submits any job, so reuse makes no difference. The local
-# platform has no case of a missing workspace, because its workspace is the experiment's folder.
+# The cases below omit reused jobs, because the manager refuses the resume before it submits any job. They omit a missing
+# workspace on the local platform, because the workspace is the folder of the experiment there.
 @pytest.mark.parametrize(
     ("experiment", "lost"),
     [("local", "a file as trials"), ("openpai", "a file as trials"), ("openpai", "a missing workspace")],

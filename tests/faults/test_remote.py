@@ -208,8 +208,8 @@ def test_a_retried_trial_returns_to_the_machine_that_has_its_checkpoint(place):
     place.open(1 - number)
     place.has(1 - number, "SUCCEEDED")
     wait_until((place.folder / f"saved-{number}").exists, "the checkpoint is saved")
-    # Both machines are free after the kill. Without the checkpoint, the retry would go to machine `one`, which is the first in
-    # machineList.
+    # After the kill, both machines are free. A retry normally goes to `one`, the first machine of machineList. Only the
+    # checkpoint makes the retry prefer `two`.
     processes.end_all(place.site.machines["two"].processes)
     wait_until(lambda: len(place.ran()) == 3, "the trial runs again")
     place.open(number)

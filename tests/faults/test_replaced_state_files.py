@@ -63,7 +63,7 @@ def resume_with(whole, folder, damage, before):
     try:
         wrong = resume_and_restore(resume, copy.folder.path, whole.folder.path, damage)
         if not wrong:
-            # The restarted trials must end, so this waits until the experiment is done.
+            # The result counts only if the resumed experiment also completes its trials.
             copy.wait_for_status("DONE")
             wrong = what_is_lost(copy.folder, before)
             stopped = nnictl(home, "stop", copy.folder.experiment_id)
@@ -78,9 +78,8 @@ def resume_with(whole, folder, damage, before):
 
 def test_a_resume_works_or_names_the_file_and_a_remedy_if_a_state_file_was_replaced(lost, tmp_path):
     files = [*state_files(lost.folder.path).values(), "log/nnimanager.log"]
-    whole = copy_of(
-        lost, tmp_path / "to look at"
-    )  # read from a copy, because reading may change SQLite's files
+    # The test reads a copy, because reading may change SQLite's files.
+    whole = copy_of(lost, tmp_path / "to look at")
     before = committed(whole.folder)
     if IS_THOROUGH:
         cases = [{name: form} for name, form in itertools.product(files, FORMS)]

@@ -34,7 +34,8 @@ nni.report_final_result(2)
 """
 
 
-# Six short trials run first. Of the later trials, exactly one waits at the pipe `gate`.
+# Trials 0 to 5 are short. Of the trials after them, the first creates the file `long` and waits at the pipe `gate`; the others
+# end.
 LONG_AT_ONCE = """
 import os
 import nni_sdk as nni
@@ -76,7 +77,7 @@ def test_two_reused_jobs_run_many_trials_and_exit(a_real_experiment):
     for trial in trials:
         assert trial["startTime"] <= trial["endTime"]
         assert len(assert_rows_are_what_was_written(experiment, trial["id"])) == 21
-    # The duration of a trial is that of its command. It does not include the other trials of the job.
+    # The duration of a trial must be that of its own command, without the other trials of its job.
     assert max(trial["endTime"] - trial["startTime"] for trial in trials) < 20_000
     wait_until(
         lambda: not any(psutil.pid_exists(pid) for pid in experiment.keeper_pids()),
@@ -179,7 +180,8 @@ def test_a_stored_final_row_becomes_the_result_if_the_manager_is_killed_before_i
     wait_until(lambda: experiment.row_count() == 1, "the result is stored")
     experiment.kill_manager()
     with contextlib.closing(sqlite3.connect(experiment.folder.database)) as database, database:
-        # Restore the state of a database in which the metric row is stored and the update of the trial is not.
+        # Undo the update of the trial, as if the manager had been killed after it stored the metric row and before it stored the
+        # update.
         database.execute("UPDATE trial SET final = NULL, value = NULL")
     experiment.start()
     with (experiment.code / "gate").open("w"):
@@ -201,8 +203,8 @@ def test_only_the_running_trial_of_a_job_fails_if_the_job_is_lost_while_no_manag
     lost = trial_of(experiment, 1)["id"]
     experiment.kill_manager()
     (keeper,) = experiment.keeper_pids()
-    # A cluster that drains a node sends SIGTERM first. After SIGTERM alone, the keeper would wait for a manager, so SIGKILL
-    # follows below.
+    # A cluster that drains a node sends SIGTERM, and later SIGKILL. After the SIGTERM, the keeper ends its trial and waits for a
+    # manager.
     os.kill(keeper, signal.SIGTERM)
     ended = experiment.stream(lost, Stream.METRICS).parent.parent / "exit.json"
     wait_until(ended.exists, "the trial has ended")
@@ -234,12 +236,12 @@ def test_at_most_one_prefetched_trial_fails_if_a_job_is_killed_after_the_end_of_
     ended_how = {
         trial["sequenceId"]: (trial["status"], trial["reason"]) for trial in experiment.get("/trials")
     }
-    # At the time of the kill, each prefetched trial may have ended, run, or not started. The job runs one trial at a time, so at
-    # most one trial fails.
+    # The keeper may be killed before, during or after each of its prefetched trials 2, 3 and 4. It runs one trial at a time, so
+    # at most one of them fails.
     ahead = [ended_how.pop(number) for number in (2, 3, 4)]
     assert set(ahead) <= {("SUCCEEDED", "succeeded"), ("FAILED", "keeper lost")}
     assert ahead.count(("FAILED", "keeper lost")) <= 1
-    # Trial 5 may have been assigned to the dead job, but it must run in another job.
+    # The manager may have assigned trial 5 to the dead job. It must then assign the trial to another job.
     assert ended_how == dict.fromkeys((0, 1, 5), ("SUCCEEDED", "succeeded"))
 
 

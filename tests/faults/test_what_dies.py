@@ -13,7 +13,7 @@ from trial_keeper.wire.messages import Stream
 
 REPORTS = 2000
 TRIALS = 4
-# The trial reports slowly, so that the failure happens between two reports.
+# The trial pauses after every ten reports, so that it still reports when the test kills a process.
 PACED = f"""
 import time
 import nni_sdk as nni
@@ -27,7 +27,7 @@ nni.report_final_result({REPORTS})
 
 
 def is_zombie(pid):
-    # A zombie counts as ended, because the process that adopts orphans may reap it late.
+    # A zombie has ended, although it still has a pid: the process that adopts orphans may reap it late.
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -52,7 +52,7 @@ def test_no_result_is_lost_or_duplicated_if_a_manager_is_killed_repeatedly(a_rea
     summary = experiment.wait_for_status("DONE")
 
     assert summary["counts"]["SUCCEEDED"] == TRIALS
-    # A trial's message may quote the end of the keeper's log, so the log must not contain log lines of libraries.
+    # A trial's message may quote the end of its keeper's log. So this log may contain lines of the keeper, but none of a library.
     for log in experiment.folder.jobs.glob("*.log"):
         assert [line for line in log.read_text().splitlines() if " trial-keeper " not in line] == []
     for trial in experiment.get("/trials"):
@@ -63,7 +63,7 @@ def test_no_result_is_lost_or_duplicated_if_a_manager_is_killed_repeatedly(a_rea
         assert trial["value"] == REPORTS
 
 
-# Trial 0 waits until the test creates the file `gate`. The other trials end without it.
+# Trial 0 waits until the test creates the file `gate`. The other trials do not wait for the file.
 ONE_GATED = f"""
 import os, time
 import nni_sdk as nni
@@ -100,10 +100,12 @@ def test_a_new_manager_adopts_running_trials_and_reads_results_of_ended_trials_a
     os.kill(pids[lost], signal.SIGKILL)
     with (jobs / f"{lost}.log").open("a") as file:
         file.write("trial-keeper: cannot write to the workspace /there: full; free some space there\n")
-    (jobs / f"{running}.json").unlink()  # as if the manager had died before it wrote this file
+    # The manager may die after it has started a job and before it has written this file.
+    (jobs / f"{running}.json").unlink()
     exit_json = experiment.stream(ended, Stream.METRICS).parent.parent / "exit.json"
     wait_until(exit_json.is_file, "a trial has ended")
-    os.kill(pids[ended], signal.SIGKILL)  # no process of this trial remains, only its files
+    # Only the files of this trial remain, no process.
+    os.kill(pids[ended], signal.SIGKILL)
 
     experiment.start()
     wait_until(lambda: experiment.summary()["keepers"] == 1, "the keeper of the running trial has connected")
@@ -158,7 +160,7 @@ def test_a_resume_after_a_tuner_error_completes_the_experiment_if_the_tuner_work
     a_real_experiment, tmp_path
 ):
     train = "import nni_sdk as nni\nnni.get_next_parameter()\nnni.report_final_result(1)\n"
-    # This tuner raises an error at the third request for parameters.
+    # This module makes the tuner raise an error at its third request for parameters.
     broken = tmp_path / "sitecustomize"
     broken.mkdir()
     (broken / "sitecustomize.py").write_text(
@@ -202,7 +204,7 @@ def test_a_stopped_experiment_cancels_its_trials_and_leaves_no_process(a_real_ex
 
 
 def test_keepers_of_another_version_stop_the_experiment_before_any_trial_runs(a_real_experiment, tmp_path):
-    # The keeper process reports another version, like a keeper of an old image.
+    # This module changes the version of the keeper process, as if the keeper came from an old image.
     other = tmp_path / "other-version"
     other.mkdir()
     (other / "sitecustomize.py").write_text(

@@ -16,7 +16,8 @@ from nni_manager.engine import storage_poller
 def silent_site(tmp_path: Path) -> Iterator[Site]:
     """A workspace whose manager.json contains the address of a manager that does not run."""
     site = Site(tmp_path)
-    site.manager.address = "127.0.0.1:9"  # the discard port: no program listens below port 1024 in a test
+    # This is the discard port. In a test, no program listens on a port below 1024.
+    site.manager.address = "127.0.0.1:9"
     site.manager.write_document()
     yield site
     site.close()

@@ -20,7 +20,7 @@ from nni_manager.training_services.local.client import LocalTrainingService
 from nni_manager.tuner import lazy
 from nni_manager.tuner.registry import make_assessment, make_tuner
 
-# A trial with a low x blocks after its first result.
+# A trial with an x below 0.5 blocks after its first result, so it ends only if the assessor stops it.
 TRAIN = """
 import signal, nni_sdk
 x = nni_sdk.get_next_parameter()["x"]
@@ -65,7 +65,7 @@ def test_medianstop_stops_bad_trials_early_and_restores_its_state_after_a_resume
     assert restored.report(98, 0, (1.0,))
 
 
-# A trial with a high x is stopped after its second result, at the latest.
+# A trial with an x above 0.5 blocks after its second result, so it ends only if the pruner stops it.
 PRUNED = """
 import signal, nni_sdk
 x = nni_sdk.get_next_parameter()["x"]
@@ -98,7 +98,8 @@ def test_the_tuner_study_records_a_trial_as_pruned_if_a_pruner_stops_it(
 
     def recorded(**settings):
         study = create_study(**settings)
-        # The study of the pruner has a name, and that of the tuner has none. Only the tuner's studies are recorded.
+        # Tuner and pruner each create a study. Only the study of the pruner has a name, so the test records the studies without a
+        # name.
         if settings.get("study_name") is None:
             studies.append(study)
         return study
@@ -114,7 +115,7 @@ def test_the_tuner_study_records_a_trial_as_pruned_if_a_pruner_stops_it(
     async def run():
         async with a_manager_here(experiment, jobs) as engine:
             await until(engine.finished.is_set, "the experiment is over")
-            # The experiment may end a moment before the tuner's thread receives the last result.
+            # The experiment may end before the thread of the tuner has received the last result.
             await until(lambda: has_all_results(1), "the tuner has all results")
 
     async def restore():
@@ -140,9 +141,8 @@ def test_the_tuner_study_records_a_trial_as_pruned_if_a_pruner_stops_it(
         assert outcomes == expected
 
 
-# The first attempt saves a checkpoint after its second step, reports that the keeper has signed the checkpoint, and is killed.
-# The second attempt reports its final result after the test has seen its intermediate results, because an ended trial is not
-# assessed.
+# The first attempt saves a checkpoint after its second step, waits until the keeper has signed it, and is killed. The second
+# attempt waits before its final result until the test has seen its intermediate results, because an ended trial is not assessed.
 CONTINUED = """
 import os, pathlib, signal, time, nni_sdk
 nni_sdk.get_next_parameter()

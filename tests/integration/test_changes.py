@@ -155,7 +155,7 @@ async def served(engine, service=None):
 
 @contextlib.asynccontextmanager
 async def a_manager(experiment, presence=JobPresence.RUNNING, make_tuner=make_tuner):
-    # The test reads the configuration from the store, like a real manager process.
+    # A real manager process reads the configuration from the store, so that it includes earlier changes. This manager does too.
     with StoreReader(experiment.folder.database) as reader:
         experiment.config = ExperimentSpec.from_json(reader.experiment().config)
     engine, service = an_engine(experiment, presence, kind=Jobs, make_tuner=make_tuner)
@@ -199,7 +199,7 @@ def test_changed_limits_apply_immediately_and_after_a_resume(a_real_experiment):
             assert live.engine.experiment.budget.limits.max_trial_duration_s == 90
             assert live.state == "NO_MORE_TRIAL"
             assert params == (await live.ask("GET", "/experiment"))["params"]
-            # NNI's own clients send the whole profile with one value changed.
+            # NNI's own clients send the whole profile with one changed value, so the manager must accept all other fields.
             await live.ask(
                 "PUT",
                 "/experiment?update_type=MAX_TRIAL_NUM",
@@ -344,7 +344,8 @@ def test_a_changed_search_space_applies_to_new_trials_and_is_kept_by_a_resume(a_
             assert await live.made(2) == [0, 1]
             live.finish(0)
             await live.made(3)
-            # Trials 1 and 2 still run, so the tuner receives their results after the change of the search space.
+            # Trials 1 and 2 run during the change of the search space. So the tuner of the new search space receives their
+            # results.
             await live.put("SEARCH_SPACE", searchSpace={"x": {"_type": "quniform", "_value": [0, 4, 1]}})
             live.finish(1)
             assert await live.made(4) == [0, 1, 2, 2], "0 and 1 have results; trial 2 is running"
@@ -357,7 +358,8 @@ def test_a_changed_search_space_applies_to_new_trials_and_is_kept_by_a_resume(a_
                 live.finish(number)
             await live.engine.finished.wait()
             assert live.state == "DONE"
-            # The new search space has values that no trial has tried, so the ended experiment runs again.
+            # The experiment is DONE because its grid has no further point. The new search space has further points, so the
+            # experiment runs again.
             await live.put(
                 "SEARCH_SPACE", searchSpace=json.dumps({"x": {"_type": "randint", "_value": [7, 9]}})
             )
@@ -458,7 +460,8 @@ def test_an_import_stores_all_results_or_none_and_a_resume_keeps_the_results(a_r
                 "/experiment/import-data",
                 json=[{"parameter": {"x": 4.0}, "value": value} for value in (None, '{"default": 1}')],
             )
-            assert more["imported"] == 1  # the result without a number is not imported
+            # Of the two results, the one with the value None is not imported.
+            assert more["imported"] == 1
             live.finish(0)
             assert await live.made(2) == [0, 3]
         async with a_manager(experiment) as live:
@@ -511,7 +514,7 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_exact
             with contextlib.closing(
                 sqlite3.connect(experiment.folder.database, isolation_level=None)
             ) as slow:
-                # The lock blocks the store, so that it commits both changes in one transaction.
+                # The lock blocks the store until both changes are queued. The store then commits them in one transaction.
                 slow.execute("BEGIN IMMEDIATE")
                 first = asyncio.ensure_future(live.ask("POST", "/trial-jobs", json={"x": 2}))
                 await live.until(lambda: len(live.engine.experiment.trials) == 2)
@@ -529,7 +532,8 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_exact
                 slow.execute("ROLLBACK")
             await asyncio.gather(first, *changes)
             assert [(tuner.revision, tuner.received.count(3.0)) for tuner in tuners[1:]] == [(1, 1)]
-            # The history omits a trial that has just ended, until the manager has reported its result to the tuner.
+            # Trial 1 has ended, but the history omits its parameters {"x": 2} until the manager has reported its result to the
+            # tuner.
             live.finish(1)
             assert [result.parameters for result in live.engine.history.all_known()[0]] == [{"x": 3.0}]
             await live.until(lambda: tuners[-1].received.count(2) == 1)
@@ -626,7 +630,7 @@ def test_a_lost_job_is_submitted_again_and_a_resume_keeps_the_number_of_retries(
             live.service.lose(trial.trial_id)
             await live.until(lambda: len(live.service.job_ids) == 2)
             assert live.service.job_ids == [trial.trial_id, f"{trial.trial_id}-1"]
-            # The keeper of the second job starts an attempt. Then the second job is lost too.
+            # The keeper of the second job starts attempt 0 of the trial. Then the cluster loses this job too.
             sign_attempt(
                 experiment.folder, AttemptKey(trial.trial_id, attempt_id(0), "main-0"), f"{trial.trial_id}-1"
             )
@@ -640,8 +644,8 @@ def test_a_lost_job_is_submitted_again_and_a_resume_keeps_the_number_of_retries(
             trial = live.trial(0)
             lost = [(int(each.key.attempt_id), each.is_lost) for each in trial.registered.registered]
             assert (trial.retries, lost) == (2, [(0, True)])
-            # The previous manager closed before it submitted the third job. The next manager submits this job and counts no
-            # further retry.
+            # The previous manager planned the third job, but closed before it submitted the job. The next manager submits the
+            # job, and does not count this as a further retry.
             await live.until(lambda: live.service.job_ids == [f"{trial.trial_id}-2"])
             live.begin(0)
             assert trial.state.value == "WAITING", "the attempt of a lost job must be ignored"

@@ -330,7 +330,7 @@ def test_the_grpc_check_fails_in_bounded_time_if_the_listener_is_not_a_manager(
 
 
 def test_the_connection_check_fails_in_bounded_time_if_packets_are_dropped(site, run_checks):
-    # If the accept queue is full, the kernel drops further connection attempts.
+    # Fill the accept queue of the server. The kernel then drops the packets of further connection attempts.
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket())
         server.bind(("127.0.0.1", 0))

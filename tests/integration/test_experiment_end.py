@@ -52,7 +52,7 @@ def test_a_manager_does_not_end_before_the_last_job_of_its_experiment(a_real_exp
 
 
 def test_a_manager_does_not_end_if_the_user_extends_the_finished_experiment(a_real_experiment, monkeypatch):
-    # With the real limits, a manager that wrongly ends would do so only after minutes.
+    # With the real limits, which are minutes, a manager that wrongly ends would do so after the test.
     monkeypatch.setattr(engine_module, "RECORDED_TIMEOUT_S", 0.0)
     monkeypatch.setattr(engine_module, "MAX_STOP_S", 0.0)
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)

@@ -6,7 +6,7 @@ from fake_manager import KEY
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import Stream, TrialEnded
 
-# The keeper collects six reports before the trial changes its file, and five reports afterwards.
+# The trial writes six reports, waits until the keeper has collected them, changes its file, and writes five more reports.
 TRAIN = """
 import os
 import nni_sdk as nni

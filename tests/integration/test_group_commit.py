@@ -72,7 +72,8 @@ def test_queued_writes_are_dropped_after_another_writer_has_started_a_new_epoch(
         waiting = [group.add([row(number)]) for number in range(1, 100)]
         for each in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(each, LeaseLost)
-        assert group.add([row(100)]) is not None  # this write is never stored
+        # A write after the failure is accepted, but the group never stores it.
+        assert group.add([row(100)]) is not None
 
     asyncio.run(run())
     assert [type(failure) for failure in failures] == [LeaseLost]
@@ -330,7 +331,8 @@ def play(scenario, database, tmp_path):
 def test_a_bulk_writer_delays_the_report_of_another_trial_by_at_most_one_transaction(database, tmp_path):
     async def scenario(group, gate):
         flood = [group.add([commit]) for commit in metrics(FLOOD, 50_000)]
-        await asyncio.sleep(0)  # The first transaction starts, and the gate blocks it.
+        # This lets the first transaction start. The gate blocks it, so all later writes are queued.
+        await asyncio.sleep(0)
         report = group.add(metrics(QUIET, 1))
         gate.opened.set()
         await report
@@ -366,8 +368,8 @@ def test_a_bulk_writer_is_throttled_while_another_trial_reports_in_bursts(databa
 
     async def scenario(group, gate):
         flood = [group.add(metrics(FLOOD, 100, after=100 * number)) for number in range(40)]
-        # In each transaction, one small report of a trial precedes the bulk writes. The other reports are queued among the bulk
-        # writer's chunks, and several chunks share a transaction.
+        # The first five reports are queued behind the chunks of the bulk writer. Each report after them is added alone, so that
+        # it is in the next transaction with some of the chunks.
         reports = [group.add(metrics(QUIET, 1, after=number)) for number in range(5)]
         gate.opened.set()
         await asyncio.gather(*reports)
@@ -415,7 +417,8 @@ def test_a_producer_that_cancels_its_wait_for_capacity_is_not_checked_again(data
                 number += 1
         waiting = [asyncio.ensure_future(come_again(key)) for key in (FLOOD, QUIET)]
         await asyncio.sleep(0)
-        waiting[0].cancel()  # A keeper that disconnects cancels its wait in the same way.
+        # Cancel the wait of the bulk writer, as if its keeper had disconnected.
+        waiting[0].cancel()
         gate.opened.set()
         await asyncio.wait_for(waiting[1], DEADLINE_S)
         await group.add([])
@@ -580,7 +583,8 @@ def test_close_drops_all_writes_after_a_transaction_that_the_disk_rejects(
         group = commits.GroupCommit(store, pytest.fail)
         next_step(-1)
         await asyncio.wait([done for _, done in added])
-        # If there was no transaction `closes_at`, close() has not been called yet. Then the step that calls it runs here.
+        # If the group made fewer transactions than `closes_at`, no step has called close() so far. So this loop runs the step
+        # that calls it.
         while not closing:
             next_step(closes_at)
         await asyncio.wait_for(closing[0], DEADLINE_S)
@@ -593,7 +597,7 @@ def test_close_drops_all_writes_after_a_transaction_that_the_disk_rejects(
     with tempfile.TemporaryDirectory() as folder:
         database, logs = Path(folder, "experiment.sqlite"), Path(folder)
         asyncio.run(close(database, logs))
-        # The next manager receives the writes that were refused or still waited, and stores them.
+        # Like a next manager, store the writes that the group has refused, and the writes that were never added.
         with contextlib.closing(Store(database, logs)) as store:
             store.commit([write for write, done in added if done.exception() is not None], 0.0)
             store.commit([*pending], 0.0)

@@ -113,7 +113,7 @@ def test_arbitrary_messages_of_a_keeper_do_not_affect_the_engine_or_other_trials
         hostile = admitted(own)
         for said in data.draw(st.lists(st.lists(messages(own, other), min_size=1, max_size=4), max_size=12)):
             try:
-                # Encode and decode the messages, as if they were sent over the network.
+                # The hostile session receives the messages as the manager decodes them from the network.
                 for message in keeper_messages_from_bytes(keeper_messages_to_pb(said).SerializeToString()):
                     hostile.receive(message)
             except tuple(STATUS_OF):

@@ -137,7 +137,8 @@ def test_the_hub_limits_the_event_streams_of_all_managers_and_answers_other_requ
 ):
     monkeypatch.setattr(forward, "MAX_FOLLOWERS", 2)
     with contextlib.ExitStack() as stack:
-        following = []  # a stream is closed when its iterator is dropped
+        # The list keeps the iterators alive, because a stream is closed when its iterator is garbage-collected.
+        following = []
         for _ in range(2):
             response = stack.enter_context(hub.ask("GET", of(running, "/events"), stream=True))
             following.append(events_of(response))
@@ -258,7 +259,7 @@ def storage_threads():
 
 def test_views_of_stored_experiments_leave_no_threads(hub, stored, tmp_path):
     for number in range(4):
-        # The hub opens a new view if the database file was replaced, even by a file with the same content.
+        # If the database file was replaced, the hub opens a new view of the experiment. A copy of the same content is enough.
         shutil.copy(stored.folder.database, tmp_path / "copy")
         (tmp_path / "copy").replace(stored.folder.database)
         assert hub.ask("GET", of(stored, "/trials/00000/attempts")).status_code == 200

@@ -84,7 +84,8 @@ def test_lost_bytes_are_sent_again_after_a_reconnect(site, caplog):
     site.open_gate("gate")
     assert keeper.wait() == 0
     assert_all_is_stored_once(site)
-    # The test checks the log of the manager, because the keeper may receive only gRPC's error for a closed stream.
+    # The manager refuses the next chunk because of the gap. This error is in its log, but the keeper may receive only gRPC's
+    # error for a closed stream.
     assert f"cannot accept metrics of {KEY} from offset" in caplog.text
     assert site.manager.hellos == 2
 
@@ -101,7 +102,7 @@ def test_a_keeper_replaces_a_dead_connection_although_the_proxy_still_accepts_by
         proxy.order("break")
         site.open_gate("gate")
         assert keeper.wait() == 0
-        # A keeper that keeps the dead connection would wait 30 s, and then exit without sending the remaining bytes.
+        # If the keeper kept the dead connection, it would wait 30 s and exit without sending the remaining bytes.
         assert_all_is_stored_once(site)
         assert site.manager.all_of(TrialEnded) == [exit_of(site)]
     finally:
@@ -447,7 +448,8 @@ def test_a_truncation_found_after_a_manager_restart_reduces_the_reported_final_s
     site, keeper = truncating_site(1000, goes_on=False)
     assert site.manager.wait_for_message(TrialEnded).final_sizes[Stream.STDOUT] == LOG_WINDOW_BYTES
     site.manager.die()
-    # The keeper may have connected once more before the manager closed its port, so connections are counted from here on.
+    # The keeper may have connected again before the manager closed its port. So the test counts connections only after the port
+    # is closed.
     hellos = site.manager.hellos
     site.manager.commits = True
     site.manager.start()
@@ -461,7 +463,8 @@ def test_a_truncation_found_after_a_manager_restart_reduces_the_reported_final_s
 
 
 def test_a_keeper_reports_the_end_of_a_trial_that_deletes_its_own_folder(site):
-    # The trial first waits for the keeper's log, because `rm` would fail if the keeper created this file meanwhile.
+    # `rm` fails if the keeper creates its log file in the folder during the removal. So the trial first waits until this file
+    # exists.
     site.add_trial(
         'until [ -s "$NNI_OUTPUT_DIR/trial.log" ]; do sleep 0.01; done; cd /; rm -r "$NNI_SYS_DIR"; exit 9'
     )

@@ -48,7 +48,7 @@ nni.report_intermediate_result("ready")
 while True:
     signal.pause()
 """
-# The trial exits by itself when should_stop() is true. It would print a line at SIGTERM.
+# The trial exits by itself when should_stop() is true. If it received SIGTERM, it would print "SIGTERM".
 ASKS_FOR_STOP = """
 import signal, sys, time
 import nni_sdk as nni
@@ -61,7 +61,7 @@ while not nni.should_stop():
 print("stop:", nni.stop_reason(), flush=True)
 nni.report_final_result(4)
 """
-# The trial calls should_stop() once, and ignores the result.
+# The trial calls should_stop() once and ignores the result, so only signals can end it.
 ASKS_AND_IGNORES = """
 import signal, time
 import nni_sdk as nni
@@ -152,7 +152,7 @@ def test_the_manager_receives_all_streams_completely_if_log_collection_is_enable
     ],
 )
 def test_the_keeper_exits_with_the_exit_code_of_its_trial(site, command, code, reason):
-    # test_process_trees.py tests more kinds of exits.
+    # These are three kinds of exits; test_process_trees.py has the others.
     site.add_trial(f"echo why >&2; {command}")
     assert site.start_keeper().wait() == code
     assert (exit_of(site).exit_code, exit_of(site).reason) == (code, reason)
@@ -428,7 +428,7 @@ def test_a_keeper_handles_a_signal_that_it_receives_before_it_has_imported_grpc(
     site.add_trial('trap "exit 5" TERM; echo > started; sleep 1000 & wait')
     os.mkfifo(site.code / "started")
     keeper = site.start_keeper(linger_s=0, grace_s=20)
-    # This read returns when the command runs. The keeper has not imported gRPC yet.
+    # This read returns when the command of the trial runs. At that time, the keeper has not imported gRPC.
     (site.code / "started").read_bytes()
     keeper.signal(number)
     assert keeper.wait() in (5, 128 + signal.SIGTERM)
@@ -630,7 +630,7 @@ def test_a_trial_id_with_a_path_outside_the_workspace_is_refused(site):
 
 
 def test_an_internal_error_ends_the_keeper_with_code_110_and_kills_the_trial(site):
-    # A second Welcome on an open stream is never valid. The test uses it as an example of an unexpected error.
+    # A manager never sends a second Welcome on an open stream. The test sends one to cause an unexpected error in the keeper.
     from trial_keeper.wire.messages import Welcome
 
     site.add_trial("echo $$; exec sleep 1000")
@@ -676,7 +676,8 @@ def test_a_restarted_job_starts_a_second_attempt(site):
 def test_concurrent_keepers_of_a_trial_start_different_attempts(site):
     site.add_python_trial(REPORTING)
     keepers = [site.start_keeper() for _ in range(3)]
-    # A newer attempt ends the processes of an older attempt, so an older keeper's trial may be killed.
+    # The keeper of a newer attempt kills the processes of older attempts. So each trial either succeeds or is killed with
+    # SIGKILL.
     assert {keeper.wait() for keeper in keepers} <= {0, 128 + signal.SIGKILL}
     keys = [AttemptKey(TRIAL, attempt_id(number), "main-0") for number in range(3)]
     assert site.manager.numbers.keys(TRIAL) == keys
@@ -775,7 +776,8 @@ def test_a_keeper_works_with_closed_standard_descriptors(site):
 
 
 def test_a_keeper_sends_the_remaining_log_chunks_after_it_has_reported_the_trial_end(site):
-    site.manager.commits = False  # While the manager commits nothing, the send windows of the logs stay full.
+    # The manager commits nothing, so the keeper fills its send windows for logs and must wait with the rest.
+    site.manager.commits = False
     site.add_trial("head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; exit 3")
     keeper = site.start_keeper(collect_logs=True)
     ended = site.manager.wait_for_message(TrialEnded)

@@ -115,7 +115,8 @@ def test_the_keeper_uses_a_mount_that_appears_while_it_waits(storage):
     )
     assert 50 <= int(said[1]) <= 55
     assert "is empty" in said[2]
-    # mount_here() moves the workspace to the mount, but `storage` still refers to the old path.
+    # mount_here() moves the workspace to the mount. The attributes of `storage` still contain the old path, so the test checks
+    # only messages to the manager.
     mount_here(storage)
     assert keeper.wait() == 0
     ended = storage.manager.wait_for_message(TrialEnded)
@@ -124,7 +125,8 @@ def test_the_keeper_uses_a_mount_that_appears_while_it_waits(storage):
 
 def test_the_keeper_uses_a_bind_mount_that_appears_while_it_waits(storage, mounting):
     storage.add_trial("echo ran")
-    # A background process makes the mount when the gate opens. The test opens the gate as soon as the keeper waits.
+    # The script starts a background process that waits for the gate and then makes the mount. The test opens the gate as soon as
+    # the keeper waits for the mount.
     gate = storage.gate("gate")
     late = (
         f"{{ read -r < {gate} || true; mount --bind {storage.workspace.root.parent} {storage.mount}; }} & :"
@@ -136,7 +138,7 @@ def test_the_keeper_uses_a_bind_mount_that_appears_while_it_waits(storage, mount
     assert storage.file(Stream.STDOUT) == b"ran\n"
 
 
-# This FUSE server does not respond for 20 s, so any access to its mount hangs in the kernel.
+# This FUSE server responds to no request and exits after 20 s. Until then, any access to its mount hangs in the kernel.
 SILENT_SERVER = """
 import ctypes, os, signal, sys
 device = os.open("/dev/fuse", os.O_RDWR)
@@ -153,7 +155,7 @@ def test_the_keeper_ends_after_the_timeout_if_the_storage_does_not_respond(stora
     if not os.path.exists("/dev/fuse"):
         pytest.skip("there is no /dev/fuse")
     (storage.code / "server.py").write_text(SILENT_SERVER)
-    # The server closes its stdout after the mount, and `read` waits for this.
+    # The server closes its stdout after it has made the mount. `read` waits for this, so the keeper starts after the mount.
     serve = f"exec 3< <({sys.executable} {storage.code}/server.py {storage.mount}); read -r <&3 || true"
     began_at_s = time.monotonic()
     keeper = storage.start_on_mount(prefix=mounting(serve))
@@ -332,7 +334,8 @@ def test_a_snapshot_name_with_a_path_outside_the_workspace_is_refused(site):
 
 
 def test_a_signal_during_the_unpacking_of_the_code_ends_the_attempt_with_reason_job_lost(site):
-    # To verify the archive, the keeper decompresses the 64 GiB of zeros that follow it. This takes a minute.
+    # The archive is followed by 64 GiB of compressed zeros. The keeper decompresses them to verify the archive, which takes a
+    # minute, so the signal arrives before the end.
     snapshot = with_snapshot(site, "touch ran", {"train.py": "1"})
     with snapshot.open("ab") as file:
         file.write(gzip.compress(bytes(64 << 20)) * 1024)

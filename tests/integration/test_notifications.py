@@ -19,7 +19,7 @@ from nni_manager.engine.profiles import configuration_view
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.store.certificate import Certificate
 
-# A trial with a result above 1 fails.
+# A trial with x above 1 fails, and any other trial reports x.
 TRAIN = """
 import nni_sdk as nni
 x = nni.get_next_parameter()["x"]
@@ -169,7 +169,7 @@ def test_a_failed_notification_command_is_reported_as_a_problem_that_names_the_o
 def test_a_hanging_notification_command_is_killed_with_its_child_processes(a_real_experiment, tmp_path):
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
-    # A read of the FIFO returns end-of-file only after every process that writes to the FIFO has exited.
+    # Each process of the command has the FIFO open for writing. A read returns end-of-file only after all of them have exited.
     held = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     experiment = an_experiment(
         a_real_experiment, [0.5], [{"command": f"exec 3> {fifo}; sleep 600 & sleep 600"}]

@@ -15,7 +15,8 @@ from node_program import output_of
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import parse
 
-# The jobs need 5 s of processor time. On a busy machine, a pytest worker may get only a tenth of a processor.
+# The checks of the jobs need 5 s of processor time. The timeout is far longer, because a pytest worker on a busy machine may get
+# only a tenth of a processor.
 pytestmark = pytest.mark.timeout(amount(300, 1200))
 
 JOBS = amount(150, 8000)

@@ -18,7 +18,8 @@ from nni_manager.training_services.openpai.scalars import Date
 
 pytestmark = pytest.mark.timeout(amount(120, 1200))
 
-# js-yaml accepts these texts, and the manager's parser refuses them. The patterns match the message of the manager's parser.
+# js-yaml accepts these kinds of texts, and the manager's parser refuses them. Each pattern matches the error of the manager's
+# parser.
 REFUSED_HERE = {
     "a key after a question mark that is a list, a mapping, a merge or nothing, or that follows a value in its line": (
         "mapping keys are not allowed here|a list or a mapping cannot be a key|<< merges only mappings"
@@ -38,7 +39,7 @@ REFUSED_HERE = {
     "an anchor in its own value": "an anchor contains itself",
     "a directive without a name": "expected alphabetic or numeric character|expected '<document start>'",
 }
-# js-yaml refuses these texts, and the manager's parser accepts them. The patterns match the message of js-yaml.
+# js-yaml refuses these kinds of texts, and the manager's parser accepts them. Each pattern matches the error of js-yaml.
 REFUSED_THERE = {
     "an anchor or a tag before a key, and a block scalar without indentation": (
         "end of the stream or a document separator is expected|bad indentation of a mapping entry"
@@ -48,7 +49,7 @@ REFUSED_THERE = {
     "the end of a document, twice": "expected a single document",
     "<< with nothing": "the provided source object is unacceptable",
 }
-# Both parsers accept these texts, but with different values. The patterns match the text.
+# Both parsers accept these kinds of texts, but read different values. There is no error, so each pattern matches the text itself.
 READ_DIFFERENTLY = {
     "what follows an entry of a list without a value, indented less: js-yaml adds it to that entry's list": (
         r"-[ ]*(#.*)?\n(\s|#.*\n)*-"

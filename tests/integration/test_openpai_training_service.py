@@ -106,7 +106,8 @@ async def test_a_job_that_returned_to_the_queue_will_restart_unless_its_stop_was
         job.state = "RUNNING"
         await site.polled()
         assert not service.will_restart("trial1")
-        job.state = "WAITING"  # the job was evicted: OpenPAI retries transient failures without limit
+        # A job that was evicted waits again, because OpenPAI retries transient failures without limit.
+        job.state = "WAITING"
         await until(lambda: service.will_restart("trial1"), "the queue is seen", DEADLINE_S)
         job.state = "RUNNING"
         await until(lambda: not service.will_restart("trial1"), "the next attempt is seen", DEADLINE_S)
@@ -147,7 +148,7 @@ async def test_a_restarted_manager_adopts_a_job_as_running_if_the_call_for_its_s
         site.server.misbehave(how, QUICK.tries, at=at)
         assert await service.adopt("trial1") is JobPresence.RUNNING
         await until(lambda: site.ends, "the end is reported")
-    # A job that is reported as unknown is submitted again, because no manager has seen it.
+    # OpenPAI has no such job. The service reports its end with `is_unknown`, so that the manager submits the job again.
     (end,) = site.ends
     assert (end.reason, end.is_unknown) == (ExitReason.JOB_LOST, True)
 
@@ -171,7 +172,8 @@ async def test_a_rate_limit_lengthens_the_poll_interval_until_calls_succeed_agai
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         await site.polled()
-        # The server refuses one call because of its rate limit. The client's retry of this call succeeds.
+        # The server refuses one list call because of its rate limit. The client retries the call with success, but the service
+        # lengthens its interval.
         site.server.misbehave(429, 1, at=("GET", "/jobs"))
         await until(lambda: service.problem, "the problem is shown")
         assert "limits this user's calls: jobs are listed every 0.1 s instead of 0.05 s" in service.problem
@@ -181,7 +183,8 @@ async def test_a_rate_limit_lengthens_the_poll_interval_until_calls_succeed_agai
         site.server.misbehave(429, 1, at=("POST", "/jobs"))
         await service.submit(site.settings("trial2", "trial2"))
         await site.polled()
-        assert not service.problem  # The refused submission does not affect the interval of list calls.
+        # The rate limit has refused a submission. This must not lengthen the interval of list calls.
+        assert not service.problem
 
 
 SUBMIT = ("POST", "/jobs")
@@ -201,7 +204,8 @@ async def test_a_submission_adopts_a_job_that_was_created_before_the_response_wa
 async def test_a_hanging_log_server_delays_neither_the_poll_nor_the_end_of_another_job(
     site, how, monkeypatch
 ):
-    # This timeout is far longer than the poll interval, but shorter than the timeout of the test.
+    # The timeout for a log is far longer than the poll interval, so a wait for the log would be noticed. It is shorter than the
+    # timeout of the test.
     monkeypatch.setattr(termination, "TIMEOUT_S", 3.0)
     site.server.log_server = how
     async with site.manager() as service:
@@ -235,7 +239,8 @@ async def test_the_last_part_of_the_log_is_read_for_each_task_of_a_job(site, mon
         job.state, job.logs["stdout"] = "RUNNING", b"x" * 20_000 + b"the end\n"
         assert await service.job_log("trial1") == {f"{job.role}-0": "x" * (16_384 - 8) + "the end\n"}
         job.end("FAILED", 1)
-        # At the end of the job, the service itself reads this log for its message. The fault below must not hit that request.
+        # When a job ends, the service reads this log for its message. The test waits for that request, because the fault below
+        # must not hit it.
         await until(lambda: site.ends, "the end is reported", DEADLINE_S)
         assert (await service.job_log("trial1"))[f"{job.role}-0"].endswith("the end\n")
         path = "/jobs/{name}/attempts/0/taskRoles/{role}/taskIndex/{index}/attempts/0/logs"

@@ -9,8 +9,8 @@ from real_experiment import wait_until
 
 from trial_keeper.wire.messages import Stream
 
-# The thorough test writes a gigabyte. The short test writes more than ten times as many bytes as the memory of the keeper may
-# grow.
+# The thorough test writes a gigabyte. The short test writes 200 MB, more than ten times the growth of memory that the keeper is
+# allowed.
 BLOCKS = amount(200, 1000)
 BLOCK_BYTES = 1_000_000
 # All blocks differ from each other, so that the digest changes if bytes are at a wrong offset.

@@ -130,7 +130,7 @@ def test_the_session_cookie_is_httponly_and_samesite_strict(served, browser):
     cookie = browser.enter(served.link()).headers["Set-Cookie"]
     assert cookie.startswith(f"{served.cookie_name}=")
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
-    # Browsers would drop a Secure cookie that is sent over HTTP.
+    # The cookie is Secure only over HTTPS, because browsers drop a Secure cookie that a server sends over HTTP.
     assert ("Secure" in cookie.split("; ")) is served.origin.startswith("https:")
     assert served.session_auth.token not in cookie
     assert browser.key not in cookie
@@ -225,7 +225,7 @@ def test_without_a_session_only_a_login_request_with_a_short_body_is_accepted(se
     [
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
-        # An old browser sends no Sec-Fetch headers.
+        # An old browser sends no Sec-Fetch headers, so the server must refuse its requests by their Origin.
         {"Origin": "http://evil.example", "Sec-Fetch-Site": None},
         {"Origin": "null", "Sec-Fetch-Site": None},
         {"Origin": "null", "Sec-Fetch-Site": None, "X-Forwarded-Host": "proxy.example"},
