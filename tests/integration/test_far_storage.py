@@ -51,8 +51,8 @@ def test_a_stream_is_readable_again_after_its_attempt_was_removed_remotely_and_i
     metrics.parent.mkdir(parents=True)
     metrics.write_bytes(b"abc")
     assert tail.sizes()[Stream.METRICS] == 3
-    # The open descriptor belongs to the removed file, so it reads nothing. truncated_size() detects this, and the next read opens
-    # the new file.
+    # The open descriptor belongs to the removed file, so a read returns nothing. truncated_size() closes it, so that the next
+    # read opens the new file.
     assert tail.read(Stream.METRICS, 0, 3) == b""
     assert tail.truncated_size(Stream.METRICS, 3) is None
     assert tail.read(Stream.METRICS, 0, 3) == b"abc"

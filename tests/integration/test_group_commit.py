@@ -368,8 +368,8 @@ def test_a_bulk_writer_is_throttled_while_another_trial_reports_in_bursts(databa
 
     async def scenario(group, gate):
         flood = [group.add(metrics(FLOOD, 100, after=100 * number)) for number in range(40)]
-        # The first five reports are queued behind the chunks of the bulk writer. Each report after them is added alone, so that
-        # it is in the next transaction with some of the chunks.
+        # Five reports are queued behind the chunks of the bulk writer, and 35 more follow one at a time. Meanwhile, the group
+        # must hold back the chunks.
         reports = [group.add(metrics(QUIET, 1, after=number)) for number in range(5)]
         gate.opened.set()
         await asyncio.gather(*reports)

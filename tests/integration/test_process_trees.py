@@ -43,7 +43,7 @@ TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGK
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 NOBODY = 65534
 PYTHON = f"{shlex.quote(sys.executable)} -S -E"
-# This grace period is longer than any test, so a trial that ends during a test has not used it up.
+# This grace period is longer than any test. So if a trial ends within a test, the end of the grace period is not the cause.
 LONG_GRACE_S = 1000.0
 SHORT_GRACE_S = 0.2
 V2_MOUNTS = [
@@ -84,7 +84,7 @@ open("ready", "w").close()
 while True:
     signal.pause()
 """,
-    # The program keeps forking while it is killed. It has 400 processes in total, and half of them have their own session.
+    # The program forks further processes while it is killed, 400 in total. Half of them have their own session.
     "fork_bomb.py": """
 import os, sys, time
 tokens, give = os.pipe()
@@ -112,7 +112,7 @@ open("ready", "w").close()
 while True:
     signal.pause()
 """,
-    # At SIGTERM, the program starts ten processes in sequence to save its work, so it needs a part of the grace period.
+    # At SIGTERM, the program saves its work: it starts ten processes one after the other. This needs a part of the grace period.
     "saving.py": """
 import os, signal, subprocess, sys
 def save(*_):
@@ -135,7 +135,8 @@ while True:
 @pytest.fixture(scope="module", autouse=True)
 def _adopts_orphans():
     prctl = ctypes.CDLL(None).prctl
-    prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    # PR_SET_CHILD_SUBREAPER: orphans become children of this process, so that the tests can find and reap them.
+    prctl(36, 1, 0, 0, 0)
     yield
     prctl(36, 0, 0, 0, 0)
 
@@ -201,7 +202,8 @@ def stragglers():
 
 def is_dead(process):
     try:
-        # An exiting process has no command line, but is not yet a zombie. For example, the guard exits after its keeper.
+        # A process that exits, such as a guard after its keeper, has no command line even before it is a zombie. It counts as
+        # dead.
         return process.status() == psutil.STATUS_ZOMBIE or not process.cmdline()
     except psutil.ZombieProcess:
         return True
@@ -357,8 +359,8 @@ def test_orphans_are_reaped_while_the_trial_runs(programs):
 # ---- trials that are stopped
 
 IGNORES_SIGTERM = f"{PYTHON} deaf.py"
-# Each program reports that it is ready. The trial ends at SIGTERM. If a process handles SIGTERM, the trial ends when the last
-# such process exits.
+# Each command creates the file `ready`, and then waits. At SIGTERM, the trial ends as soon as no process that handles SIGTERM is
+# left. The last field is the expected exit code.
 ENDING_AT_SIGTERM = [
     ("one process", "echo > ready; exec sleep 1000", 128 + TERM),
     ("a shell and its child", "echo > ready; sleep 1000; true", 128 + TERM),
@@ -377,7 +379,7 @@ ENDING_AT_SIGTERM = [
     ("a daemon", f"{PYTHON} daemon.py; echo > ready; exec sleep 1000", 128 + TERM),
     ("children that nobody waits for", f"exec {PYTHON} careless.py", 128 + TERM),
 ]
-# The keeper kills these trials after the grace period.
+# These trials do not end at SIGTERM, so the keeper kills them after the grace period. The last field is the expected exit code.
 IGNORING_SIGTERM = [
     ("a deaf process", f"exec {IGNORES_SIGTERM}", 128 + KILL),
     ("a deaf shell", "trap '' TERM; echo > ready; while :; do sleep 1000; done", 128 + KILL),
@@ -501,7 +503,8 @@ def test_trial_processes_have_a_higher_oom_score_than_the_keeper(programs):
     scores = [int(score) for score in programs.file(Stream.STDOUT).split()]
     own = Path(f"/proc/{keeper.pid}/oom_score_adj")
     assert scores
-    # The keeper resets its own score after the start of the trial, and possibly after the trial's output.
+    # The keeper resets its own score after it has started the trial, possibly only after the output of the trial. So the test
+    # waits.
     wait_until(
         lambda: all(score == min(int(own.read_text()) + 500, 1000) for score in scores),
         "the trial's score is higher than the keeper's",
@@ -521,7 +524,8 @@ def memory_limit():
     except OSError:
         pytest.skip("a control group with a memory limit cannot be created here")
     (folder / "memory.limit_in_bytes").write_text(str(200 << 20))
-    with contextlib.suppress(OSError):  # this file exists only with swap accounting
+    # The kernel has this file only with swap accounting.
+    with contextlib.suppress(OSError):
         (folder / "memory.memsw.limit_in_bytes").write_text(str(200 << 20))
     yield entering(folder)
     wait_until(lambda: not (folder / "cgroup.procs").read_text(), "no process is in the group")
@@ -562,9 +566,8 @@ def test_a_trial_has_the_reason_out_of_memory_only_if_its_process_was_oom_killed
         programs.add_trial(command, trial_id=trial_id)
     keeper = programs.start_keeper(trial_id=None, job_id="env-0", options={"prefix": memory_limit})
     manager.wait_for(lambda: manager.all_of(Idle), "the keeper is idle")
-    for (
-        trial_id
-    ) in commands:  # The manager sends the second and the third trial before the keeper is idle again.
+    # The manager sends all trials at once, so the second and the third arrive while the first runs.
+    for trial_id in commands:
         manager.send(RunTrial(trial_id, attempt_id(0)))
     manager.wait_for(lambda: len(manager.all_of(TrialEnded)) == len(commands), "all have ended")
     assert [(ended.key.trial_id, ended.exit_code, ended.reason) for ended in manager.all_of(TrialEnded)] == [
@@ -614,8 +617,8 @@ def open_site(as_nobody):
     shutil.rmtree(folder)
 
 
-# The process executes a setuid program. From then on, only root can signal the process. The kernel shows a process's new name
-# before its new command line.
+# The trial starts a process that executes a setuid program, after which only root can signal it. The trial waits until its
+# command line is `sleep`, because the kernel shows the new name of a process earlier.
 BECOMES_ROOT = (
     "setsid {site.become_root} sleep 1000 & "
     'until read -r -d "" name < /proc/$!/cmdline; [ "$name" = sleep ]; do :; done; exit 4'
@@ -684,7 +687,8 @@ def delegated_group():
 @pytest.mark.any_machine
 def test_a_process_of_another_user_is_killed_with_its_control_group(open_site, delegated_group):
     site, as_nobody = open_site
-    # The command waits until the keeper has moved it into a control group. The keeper does this soon after the start.
+    # The keeper moves the command into a control group soon after its start. The command waits for this, so that its child is in
+    # the group too.
     look = "until grep '/trial-[0-9]' /proc/self/cgroup; do :; done"
     add_trial_of_nobody(site, f"{look}; {BECOMES_ROOT}")
     site.manager.closes = False
@@ -746,7 +750,8 @@ def test_the_next_attempt_first_kills_processes_left_by_a_killed_keeper_and_a_ki
     site = silent_site
     equip(site)
     site.add_trial(f"{SPREAD_OUT}; true")
-    # Start a process of another task of this trial, as in another container on the same machine.
+    # This process belongs to another task of the trial, as in another container on the same machine. The next attempt must not
+    # kill it.
     other = subprocess.Popen(
         ["sleep", "1000"],
         env=os.environ
@@ -761,8 +766,8 @@ def test_the_next_attempt_first_kills_processes_left_by_a_killed_keeper_and_a_ki
         keeper.wait()
         left = [process for process in stragglers() if process.pid != other.pid]
         assert len(left) >= 5
-        # The command of the second attempt prints the states of the remaining processes. A living one could write into the
-        # attempt's files or use its GPU.
+        # The command of the second attempt prints the states of the processes that the first attempt left. None may still run,
+        # because it could write into files of the second attempt or use its GPU.
         document = json.loads(site.workspace.trial(TRIAL).trial_json.read_bytes())
         pids = " ".join(str(process.pid) for process in left)
         look = f"for pid in {pids}; do grep State /proc/$pid/status 2>/dev/null || true; done"
@@ -771,7 +776,7 @@ def test_the_next_attempt_first_kills_processes_left_by_a_killed_keeper_and_a_ki
         assert second.wait() == 0
         states = site.file(Stream.STDOUT, AttemptKey(TRIAL, attempt_id(1), KEY.task)).decode()
         assert set(states.split("\n")) <= {"", "State:\tZ (zombie)"}
-        # Some of the processes may end before the keeper kills them. The message counts only those that it has killed.
+        # Some of these processes may end by themselves. The message counts only those that the second keeper has killed.
         assert re.search(r"killed [1-9] processes that an earlier attempt", second.stderr)
         assert stragglers() == [psutil.Process(other.pid)]
     finally:

@@ -54,14 +54,15 @@ assert w.is_ready(20)
 w.start(warm_start())
 """,
 }
-# Both processes have an empty environment, so only their session links them to the trial.
+# Both `sleep` processes have an empty environment, so only their session links them to the trial.
 EMPTIED = "exec env -i bash -c 'sleep 1000 & echo $$ $!; exec sleep 1000'"
 
 
 @pytest.fixture(autouse=True)
 def _adopts_orphans():
     prctl = ctypes.CDLL(None).prctl
-    prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    # PR_SET_CHILD_SUBREAPER: orphans become children of this process, so that the tests can find and reap them.
+    prctl(36, 1, 0, 0, 0)
     yield
     prctl(36, 0, 0, 0, 0)
 
@@ -244,7 +245,8 @@ def test_reap_orphans_finds_processes_by_environment_ancestry_and_session(tmp_pa
 def test_reap_orphans_kills_a_child_inside_the_trial_but_not_its_parent_outside_the_trial(tmp_path):
     daemon = started(f"{MARKER}={tmp_path} sleep 1000 & echo go; wait; echo still here")
     assert daemon.stdout.readline() == "go\n"
-    # bash forks the child without the marker. When the child executes sleep, its environment contains the marker.
+    # The test waits until bash has forked the child and the child has executed sleep. Only then does the environment of the child
+    # contain the marker.
     is_ours = is_marked(tmp_path)
     wait_until(
         lambda: any(is_ours(psutil.Process(pid).environ()) for pid in living_children()),

@@ -51,8 +51,8 @@ class Server:
     def ask(self, request, body=b"", **arguments):
         self._count += 1
         number = self._count
-        # The queue is created before the request is sent. Otherwise the reading thread could create another one at the same
-        # time.
+        # Create the queue before the request is sent. Otherwise the reading thread could receive the answer first and create a
+        # second queue for it.
         answer = self._answers[number] = Queue()
         self.process.stdin.write(frames.encode({"number": number, "request": request, **arguments}, body))
         self.process.stdin.flush()
@@ -140,7 +140,8 @@ def test_the_shell_of_a_job_does_not_read_the_start_up_file_for_ssh_sessions(ser
     monkeypatch.setenv("SSH_CLIENT", "192.0.2.1 1 22")
     monkeypatch.setenv("SHLVL", "0")
     server = serve()
-    # If the job has ended before the server responds, the response reports its end, and the end is not reported again.
+    # The job waits at the gate until the server has responded. If it ended before, the response would report its end, and
+    # next_end() would find nothing.
     server.put("run.sh", b"read -r line < gate; bash -c 'echo done'")
     os.mkfifo(f"{server.root}/jobs/gate")
     assert server.start()["is_known"]
@@ -191,7 +192,8 @@ def test_a_start_that_fails_leaves_no_exit_code_for_the_next_start(tmp_path, mon
             jobs.start("job", script, {})
     assert shells[0].wait(DEADLINE_S) == -signal.SIGKILL
     assert not (tmp_path / "job.exit").exists()
-    (tmp_path / "job.exit").write_text("1\n")  # as if the shell of an earlier version had left this file
+    # The shell of an earlier version may have left this file.
+    (tmp_path / "job.exit").write_text("1\n")
     shell = jobs.start("job", script, {})
     assert shell.wait(DEADLINE_S) == 0
     assert jobs.state("job").exit_code == 5

@@ -18,7 +18,7 @@ ROOT = Path(nni_sdk.__file__).parents[1]
 NEW_ENOUGH = {f"3.{minor}": python_of(f"3.{minor}") for minor in range(7, 15)}
 TOO_OLD = {version: python_of(version) for version in ("2.7", "3.5", "3.6")}
 
-# The script uses every name of the SDK. It prints the type and text of errors.
+# The script uses every name of the SDK. For each error, it prints the type and the text, which must be the same in every Python.
 TRIAL = r"""
 import argparse, multiprocessing, os
 import nni_sdk as nni
@@ -183,7 +183,7 @@ def test_checkpoints_are_saved_and_loaded_in_every_python(run, python):
     assert (expected[:3], expected[3].count(b"\n")) == ((0, "state 1\n", []), 4), expected
     code, out, err, metrics = run(python, CHECKPOINTS, {}, "there")
     assert (code, out, err) == expected[:3]
-    # The comparison omits the load number and the folder names, which differ in each run.
+    # The slice omits the load number at the start of each line and the folder names at its end, because they differ in each run.
     assert [line[8:90] for line in metrics.splitlines()] == [line[8:90] for line in expected[3].splitlines()]
 
 
@@ -201,7 +201,7 @@ def test_annotated_code_runs_in_every_python(run, python):
     assert run(python, generated, parameters, "there") == expected
 
 
-# From Python 3.12 on, ast.unparse writes f-strings that older Pythons cannot parse.
+# From Python 3.12 on, ast.unparse writes f-strings that earlier Pythons cannot parse. The manager must not depend on this.
 @pytest.mark.parametrize(
     "python", each_of({version: NEW_ENOUGH[version] for version in NEW_ENOUGH if len(version) > 3})
 )

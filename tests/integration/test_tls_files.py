@@ -57,7 +57,7 @@ def test_a_manager_on_loopback_serves_https_with_the_certificate_from_the_files(
     with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as plain:
         plain.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"ok" not in plain.recv(1000)
-    # Keepers on this machine connect in the same way as without certificate files.
+    # Certificate files do not change how keepers on this machine connect, so the trial must run.
     wait_until(lambda: running.summary()["counts"]["RUNNING"] == 1, "the trial runs")
 
 
@@ -86,7 +86,7 @@ def test_another_user_of_the_machine_needs_the_token_over_tls(running):
         pytest.skip("needs curl, and root to run it as another user")
     statuses = []
     for path in ("livez", "api/v1/nni/check-status"):
-        # The other user cannot read the certificate file, so curl does not verify the certificate.
+        # The user nobody cannot read the certificate file, so curl runs without a check of the certificate.
         asked = ["curl", "--silent", "--insecure", "--output", "/dev/null", "--write-out", "%{http_code}"]
         url = f"https://127.0.0.1:{running.port}/{path}"
         done = subprocess.run([*AS_NOBODY, *asked, url], capture_output=True, text=True, check=True)
@@ -119,7 +119,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(running, files):
             lambda: presented(running.port) == files.certificate.read_text(),
             "new connections get the certificate",
         )
-        # The renewal does not close open connections.
+        # This session was opened before the renewal, which must not close its connection.
         assert session.get(f"{api_url(before)}/check-status", timeout=DEADLINE_S).status_code == 200
     assert running.summary()["id"] == "TESTEXPT"
     assert running.folder.held_process(running.manager.pid) == running.folder.process()

@@ -13,7 +13,7 @@ from real_experiment import wait_until
 
 from nni_manager.engine import tracing
 
-# The trial reports a result, and waits until the file `gate` exists. A trial with a result above 1 then fails.
+# The trial reports an intermediate result and waits until the file `gate` exists. After that, a trial with x above 1 fails.
 TRAIN = """
 import pathlib, time
 import nni_sdk as nni

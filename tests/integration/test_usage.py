@@ -10,8 +10,7 @@ from real_experiment import wait_until
 from trial_keeper.wire.messages import GpuUsage, Usage
 
 MIB = 2**20
-# Until the gate opens, the trial keeps one core busy. One half of its memory belongs to the trial itself, the other half to its
-# child.
+# The trial keeps one core busy until the gate opens. It holds 100 MB: one half itself, the other half in a child process.
 GREEDY = """
 import os, signal, subprocess, sys, threading
 with open(os.environ["NNI_OUTPUT_DIR"] + "/model", "wb") as file:
@@ -46,7 +45,7 @@ def usage_of(site, train='open("gate").read()', least_rss_bytes=0, **options):
 
 
 def test_a_keeper_reports_memory_cpu_and_disk_usage_of_the_trial_process_tree(site):
-    # The child may not have started at the first sample. A later sample contains both processes.
+    # In the first sample, the child may be missing. So the test takes the first sample with the memory of both processes.
     usage = usage_of(site, GREEDY, 100 * MIB)
     assert usage.key == KEY
     assert 100 * MIB < usage.rss_bytes < 400 * MIB
@@ -77,7 +76,7 @@ def test_gpus_with_implausible_or_missing_values_are_omitted(site, tmp_path, gpu
 
 def test_the_reported_cpu_time_includes_processes_that_ended_between_two_samples(site):
     site.gate("gate")
-    # Many short processes run in sequence. No process lives long enough to be in two samples.
+    # The trial runs many short processes one after the other, each shorter than the interval between two samples.
     site.add_trial(f"while ! [ -e done ]; do {sys.executable} -c 'sum(range(3_000_000))'; done")
     keeper = site.start_keeper()
     usage = site.manager.wait_for_message(Usage)

@@ -36,10 +36,11 @@ from mutant_finder import Mutant, lines_around
 KILLED, SURVIVED, UNJUDGED = "killed", "survived", "unjudged"
 # A test that needs more processor time than this runs only in the second stage.
 MAX_TEST_S = 2.0
-# While tests are recorded, a test that takes longer than this is interrupted. The limit leaves time for values that tests
-# compute only once, such as the table of characters of Hypothesis.
+# In the recording, a test that takes longer than this is interrupted. The first tests also compute values that later tests reuse,
+# such as the character table of Hypothesis, so the limit is high.
 RECORDING_TIMEOUT_S = 10.0
-# A fork may use this much more memory than its parent. A limit is necessary, because some mutants extend a list without end.
+# A fork may use this much more memory than its parent. Without a limit, a mutant that extends a list endlessly would fill the
+# memory.
 MAX_MEMORY_BYTES = 4 * 2**30
 
 
@@ -169,7 +170,8 @@ class Forks:
         replaced = replaced_code(mutant, source, self._request.root, self._functions[mutant.path])
         executing = {test for line in lines_around(mutant, source) for test in self._tests[mutant.path, line]}
         tests = self._usable(executing, Path(mutant.path).stem)
-        # If some tests are left out, a surviving mutant is not judged, because one of these tests may kill it.
+        # _usable() may leave out tests that execute the mutant. Then a surviving mutant is not judged, because a test that is
+        # left out may kill it.
         is_complete = len(tests) == len(executing)
         if not replaced or not tests:
             return UNJUDGED, ""
@@ -274,7 +276,8 @@ def main(file: str) -> None:
     results = os.dup(1)
     os.dup2(2, 1)
     folder = Path(tempfile.mkdtemp(prefix="forks-"))
-    # With --capture=sys, forks do not share a temporary file for the output of tests.
+    # The default capture writes the output of tests into a temporary file, which all forks would share. --capture=sys keeps the
+    # output in memory.
     options = ["-q", "--tb=no", "--capture=sys", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     if Path(request.root, "tests/conftest.py").exists():
         options.append("--hypothesis-profile=quick")

@@ -17,7 +17,7 @@ TESTS_FAILED = 1
 """pytest's exit status of a run in which tests failed. Others: interrupted, internal error, usage error, no tests."""
 
 
-# After an interrupt, tests have this many seconds to end the processes that they started.
+# After an interrupt, the tests have this many seconds to end the processes that they have started.
 INTERRUPTED_TIMEOUT_S = 60
 
 

@@ -18,7 +18,7 @@ from pauses import Pauses
 from runs import ROOT, run_tests
 
 FOLDERS = ("tests/contract", "tests/integration", "tests/faults", "tests/e2e")
-# A busy loop exits when its standard input is closed, which also happens when this process is killed.
+# A busy loop exits when its stdin is closed. The kernel closes it even if this process is killed, so no busy loop remains.
 BUSY = "import select, sys\nwhile not select.select([sys.stdin], [], [], 0)[0]:\n    sum(range(100_000))"
 
 
@@ -42,7 +42,8 @@ def main() -> int:
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # A script that starts this program in the background makes it and pytest ignore SIGINT. This handler undoes that.
+    # If a script starts this program in the background, this program and pytest would ignore SIGINT. With this handler, both
+    # react to it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     reports = ROOT / "build" / "stress"
     shutil.rmtree(reports, ignore_errors=True)

@@ -12,7 +12,8 @@ def nnictl(capsys):
     """Return a function that runs nnictl with the given arguments. It returns the exit code, stdout and stderr."""
 
     def run(*arguments):
-        from nni_manager.cli import main  # imported here, because few tests need this module
+        # Only tests that call nnictl need this module, so the others do not import it.
+        from nni_manager.cli import main
 
         code = main.run(arguments)
         return code, *capsys.readouterr()
@@ -25,7 +26,7 @@ def state_home(tmp_path, monkeypatch):
     """The home of a user without experiments."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    # This variable is the width of the developer's terminal, on which the tests must not depend.
+    # COLUMNS may contain the width of the terminal in which the tests run. The output of nnictl must not depend on it here.
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
@@ -41,7 +42,7 @@ def an_experiment(tmp_path, state_home):
 @pytest.fixture
 def unused_port():
     with socket.socket() as probe:
-        # The socket is bound but does not listen. So no other process gets the port, and connections to the port fail.
+        # The socket is bound, so no other process gets the port. It does not listen, so connections to the port fail.
         probe.bind(("127.0.0.1", 0))
         yield probe.getsockname()[1]
 

@@ -161,7 +161,8 @@ def test_a_changed_or_moved_checkpoint_document_is_refused(workspace):
 
 def test_the_trial_document_lists_checkpoints_signed_by_keepers_of_earlier_jobs(workspace):
     saved(workspace, 0, "000001", settings=EARLIER)
-    # A keeper cannot verify signatures that were made with another job's token.
+    # The checkpoint is signed with the token of an earlier job. A keeper cannot verify this signature, so it needs the list of
+    # the manager.
     assert offered(workspace, 1) == ([], [])
     found = SharedFiles(workspace).find_checkpoints(a_trial(), SIGNER)
     document = replace(TRIAL, checkpoints=tuple(found))
@@ -182,7 +183,7 @@ def test_an_attempt_folder_that_the_manager_cannot_read_hides_no_checkpoint_of_a
     workspace, open_way
 ):
     saved(workspace, 0, "000001", settings=EARLIER)
-    # Any user of the cluster may create such a folder.
+    # Any user of the cluster may create an attempt folder that the manager cannot read.
     closed = workspace.attempt(AttemptKey("trial1", attempt_id(1), "main-0")).path
     closed.mkdir(parents=True)
     for folder in (workspace.root, *workspace.root.glob("**")):
@@ -243,7 +244,7 @@ def test_a_checkpoint_document_without_a_signature_is_invalid(content):
 
 
 def test_the_signature_of_a_document_is_the_same_in_all_versions_and_for_any_order_of_fields():
-    # This signature must never change: keeper and manager of an experiment may have different versions.
+    # This signature must never change, because the keeper and the manager of an experiment may have different versions.
     signature = "c87237ca1d39a29f24bc8182114554fd3b5fe1aef16f4fe4fc158d7889163151"
     document = {"job_id": "job", "message": "größer", "checkpoints": []}
     assert signed("checkpoints.json", document, "f00d")[FIELD] == signature
@@ -260,13 +261,15 @@ VALID = {"name": "000001", "entry": "", "digest": "d1", "reports": 7}
         VALID,
         [[]],
         [VALID | {"name": "a"}],
-        [VALID | {"name": "²"}],  # a digit that int() refuses
+        # str.isdigit() accepts this digit, but int() refuses it.
+        [VALID | {"name": "²"}],
         [VALID | {"name": ""}],
         [VALID | {"entry": ".."}],
         [VALID | {"entry": "a/b"}],
         [VALID | {"entry": "a" * 256}],
         [VALID | {"reports": True}],
-        [VALID | {"reports": 2**63}],  # too large for an integer of SQLite
+        # The largest integer of SQLite is 2**63 - 1.
+        [VALID | {"reports": 2**63}],
     ],
 )
 def test_a_signed_checkpoint_document_with_an_invalid_field_is_refused(checkpoints):

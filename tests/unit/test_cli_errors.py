@@ -28,7 +28,7 @@ trial:
   codeDir: .
 """
 SPACE = '{\n  "lr": {"_type": "loguniform", "_value": [0.001, 1]},\n  "units": {"_type": "choice", "_value": [16, 32]}\n}\n'
-# Each case replaces the first text in the experiment file with the second text.
+# In each case, the second text replaces the first text in the experiment file.
 IN_FILE = {
     "tab": ("  builtinTunerName", "\tbuiltinTunerName"),
     "unclosed-brace": ("maximize}", "maximize"),
@@ -60,7 +60,7 @@ IN_FILE = {
     ),
     "annotations-and-a-space": ("useAnnotation: false", "useAnnotation: true"),
 }
-# Each case replaces the first text in the search space file with the second text.
+# In each case, the second text replaces the first text in the search space file.
 IN_SPACE = {
     "space-misspelt-type": ("loguniform", "log_uniform"),
     "space-bounds-swapped": ("[0.001, 1]", "[1, 0.001]"),

@@ -90,7 +90,7 @@ def test_nnictl_stores_tags_and_a_note_of_an_experiment_and_lists_experiments_by
     assert nnictl("experiment", "note", "TEST")[1] == "the first\n"
     assert stored(ended) == Remarks(("baseline",), "the first")
     (line,) = json.loads(nnictl("experiment", "list", "--all", "--json", "--tag", "baseline")[1])
-    # NNI's clients read the field `tag`, which has the same value as `tags`.
+    # `tag` repeats the value of `tags`, because NNI's clients read the field `tag`.
     assert (line["tags"], line["tag"], line["note"]) == (["baseline"], ["baseline"], "the first")
     assert nnictl("experiment", "list", "--all")[1].splitlines()[1].endswith("\tbaseline")
     out = nnictl("experiment", "list", "--all", "--tag", "baseline", "--tag", "other")[1]
@@ -223,7 +223,8 @@ def test_the_python_api_refuses_a_trial_id_that_is_not_text(ended, trial_id):
 
 def test_a_later_manager_that_saves_a_trial_does_not_change_stored_tags(nnictl, ended):
     nnictl("trial", "tag", "TEST", "-T", "00001", "--add", "keep")
-    # A manager often saves a trial's row, and these writes must not change tags and notes.
+    # This store acts as the manager of a resumed experiment. A manager often writes the row of a trial, and must not change tags
+    # and notes.
     with (
         StoreReader(ended.database) as reader,
         contextlib.closing(Store(ended.database, ended.collected_logs)) as store,

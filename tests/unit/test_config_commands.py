@@ -88,7 +88,7 @@ def test_config_check_shows_values_that_are_not_json_and_home_folders_of_unknown
         "tuner": {"name": "Random"},
         "trainingService": {"platform": "local"},
     } | changes
-    # without quotes, this is a date in YAML
+    # Without the quotes, YAML reads this text as a date.
     text = json.dumps(document).replace('"2024-01-01"', "2024-01-01")
     (here / "odd.yml").write_text(text)
     code, out, err = nnictl("config", "check", "odd.yml")

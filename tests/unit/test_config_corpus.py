@@ -77,11 +77,10 @@ def comparable_fields(config):
     for absent in ("schema", "author_name", "config_path", "expansions", "warnings"):
         del fields[absent]
     if fields["tuner"]["own"]:
-        del fields["tuner"][
-            "name"
-        ]  # in the second schema, the name of the tuner contains the location of its class
+        # For a class of the user, only the second schema writes the location of the class into the name of the tuner.
+        del fields["tuner"]["name"]
     if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
-        # In the first schema, http is the default scheme.
+        # A host without a scheme means http in the first schema. The converted file has the scheme.
         fields["pai"]["host"] = f"http://{fields['pai']['host']}"
     return fields
 

@@ -17,7 +17,7 @@ trainingServicePlatform: local
 searchSpacePath: space.json
 trial: {command: python3 train.py, codeDir: .}
 """
-# Source: NNI v1.9 and v2.10, the constructors of tuners, advisors and assessors.
+# These are the default directions of NNI. Source: the constructors of tuners, advisors and assessors in NNI v1.9 and v2.10.
 OF_NNI = {
     "TPE": "minimize",
     "Anneal": "minimize",

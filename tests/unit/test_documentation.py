@@ -26,14 +26,15 @@ def all_commands(group=main.cli, path=()):
 @pytest.mark.parametrize("command", list(all_commands()), ids=" ".join)
 def test_every_nnictl_command_is_in_the_nnictl_page_and_the_changelog(command):
     *group, name = command
-    # The commands of `openpai` have their own pages and share one line here.
+    # The page describes most commands in a row of their own. The commands of `openpai` share one row, because they have their own
+    # pages.
     mention = (
         rf"`nnictl openpai …`.*`{name}`" if group == ["openpai"] else rf"^\| `nnictl {' '.join(command)}\b"
     )
     words = " ".join(command)
     is_listed = re.search(mention, text_of("docs/nnictl.md"), re.MULTILINE)
     assert is_listed, f"add a row that starts with `nnictl {words}` to docs/nnictl.md"
-    # The changelog mentions the commands of a group together, e.g. as `trial ls|kill`.
+    # The changelog may join the commands of a group, as in `trial ls|kill`.
     mention = rf"`{' '.join(group)} [\w|]*\b{name}\b" if group else rf"`{name}`"
     is_in_changelog = re.search(mention, text_of("CHANGELOG.md"))
     assert is_in_changelog, f"name the command `{words}`, without nnictl, in CHANGELOG.md"

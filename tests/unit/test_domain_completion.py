@@ -122,8 +122,10 @@ def test_a_trial_succeeds_with_its_job_if_the_completion_policy_tolerates_the_lo
 @pytest.mark.parametrize(
     ("reporter", "is_clean"),
     [
-        ("worker-0", False),  # the job has not succeeded
-        ("worker-2", True),  # the final result was lost with its task
+        # The job has failed, so its policy needed the lost task.
+        ("worker-0", False),
+        # The job has succeeded, but the lost task was the one that reports results.
+        ("worker-2", True),
     ],
 )
 def test_a_trial_is_retried_if_its_lost_task_may_have_been_needed(reporter: str, is_clean: bool) -> None:

@@ -274,7 +274,7 @@ class AnyJobs(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        # A run that starts without jobs would almost never reach a state in which a job has a trial.
+        # Start with jobs, one of which has a trial. In a run that starts without jobs, almost no job would get a trial.
         self.jobs = jobs_of_which_one_is_busy(self.tasks, MAX_TRIALS)
         self.trials = 4
 
@@ -369,9 +369,8 @@ class AnyJobs(RuleBasedStateMachine):
         job, trial_id = asked[number % len(asked)]
         before = job.trial_ids
         self.jobs.reclaim(job, trial_id)
-        self.jobs.queue.appendleft(
-            trial_id
-        )  # The scheduler also puts a reclaimed trial at the front of the queue.
+        # Like the scheduler, put a reclaimed trial at the front of the queue.
+        self.jobs.queue.appendleft(trial_id)
         assert job.trial_ids == tuple(each for each in before if each != trial_id)
 
     @precondition(lambda self: len(self.jobs.live) > 2)
@@ -394,7 +393,7 @@ class AnyJobs(RuleBasedStateMachine):
         assert self.jobs.shortfall == len(self.jobs.queue) - len(free)
         idle = [job for job in live if job.state is JobState.IDLE]
         assert set(self.jobs._idle) == {job.job_id for job in idle if len(job.idle_tasks) >= self.jobs.tasks}
-        # When the keeper of a single-task job disconnects, the job stays IDLE, although it then has no idle task.
+        # An IDLE job has enough idle tasks, with one exception: a job with one task stays IDLE after its keeper has disconnected.
         assert all(len(job.idle_tasks) >= self.jobs.tasks or self.jobs.tasks == 1 for job in idle)
         busy = [job for job in live if job.state is JobState.BUSY]
         assert all(job.trial_id is not None for job in busy)

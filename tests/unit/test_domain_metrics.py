@@ -32,7 +32,8 @@ JSON = st.recursive(
         ("-1e-3", -0.001),
         ('{"default": 0.5, "loss": 2}', 0.5),
         ('{"loss": 2, "default": 3}', 3.0),
-        # In most of the following results, neither the value itself nor its `default` is a finite number.
+        # The following results are valid JSON. Unless the expected value says otherwise, neither the result nor its `default` is
+        # a finite number.
         ('{"loss": 2}', None),
         ('{"default": {"default": 1}}', None),
         ('{"default": "0.5"}', None),
@@ -47,7 +48,8 @@ JSON = st.recursive(
         ("null", None),
         ('"0.93"', None),
         ("[0.93]", None),
-        # Broken or malicious programs may report values like the following.
+        # A broken or malicious program may report the following texts. They must neither raise an exception nor need a deep
+        # recursion.
         ("", None),
         ("0.9 0.8", None),
         ("9" * 400, None),

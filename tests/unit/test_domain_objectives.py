@@ -26,7 +26,7 @@ TWO = Objectives(
     (Objective("accuracy", "maximize"), Objective("latency_ms", "minimize")),
     (Constraint("size_mb", at_most=50.0),),
 )
-# There are only seven different values, so many losses are equal.
+# A loss has one of only seven values, so that many losses are equal.
 LOSSES = st.integers(0, 6).map(float)
 
 
@@ -63,7 +63,7 @@ def test_a_pareto_front_of_thirty_thousand_results_is_computed_quickly() -> None
     for number in range(count):
         place = number * 7919 % count
         front.add((float(place), float(-place)), number)
-    # Measured: 0.5 s on an idle machine. Comparing each result with all others would take minutes.
+    # The loop takes 0.5 s on an idle machine. If each result were compared with all others, it would take minutes.
     assert time.process_time() - began_s < 10
     assert len(front) == count
 

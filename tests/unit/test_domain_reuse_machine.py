@@ -37,7 +37,7 @@ class AnyReuse(RuleBasedStateMachine):
     def choose_prefetching(self, may_prefetch: bool, has_prefetched: bool) -> None:
         self.search.experiment.scheduler.may_prefetch = may_prefetch
         if may_prefetch and has_prefetched:
-            # A run that starts without jobs would almost never revoke a trial.
+            # Start with jobs that have prefetched trials. A run that starts without jobs would almost never revoke a trial.
             self.search = search_with_revocable_trials(max_retries=RETRIES)
 
     def live_jobs(self) -> list[str]:

@@ -293,7 +293,8 @@ def test_a_trial_never_ends_before_its_start_even_if_clocks_disagree(
     lost.gone(ExitReason.JOB_LOST, "", reported_at_s, (start_received_at_s or 0.0) + lasted_s)
     assert lost.run.ended_at_s is not None
     if start_received_at_s is not None:
-        # A manager that received the start measures the duration itself and ignores the reported time of day.
+        # A manager that has received the start of the trial measures the duration itself. It ignores the reported time of day,
+        # which may be wrong.
         assert lost.run.ended_at_s - started_at_s == pytest.approx(lasted_s, abs=1e-3)
     assert lost.run.ended_at_s >= started_at_s
     ended.finished(replace(an_end(), started_at_s=reported_at_s, ended_at_s=reported_at_s))

@@ -144,7 +144,8 @@ def test_repeated_reports_after_a_lost_connection_have_no_effect() -> None:
 
 def test_a_trial_fails_and_frees_its_slot_if_its_job_is_lost() -> None:
     search = new_search(concurrency=1)
-    search.start(search.suggest())  # the trial starts at 20 s of the keeper's clock
+    # The start is at 20 s of the keeper's clock, so the end below is at 50 s and not at the reported 90,000 s.
+    search.start(search.suggest())
     search.now_s += 30
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "the node is gone", 90_000.0))
     trial = search.trial("t0")
@@ -205,7 +206,8 @@ def test_a_trial_that_the_cluster_lost_is_retried_without_its_earlier_results() 
     assert (trial.state, trial.run.final, trial.retries) == (TrialState.WAITING, None, 1)
     assert "retry 1 of 1" in trial.warning
     assert search.submitted == ["t0", "t0-1"]
-    search.start("t0", attempt=0)  # This late report comes from the lost attempt.
+    # The lost attempt 0 reports late. The trial must ignore its reports.
+    search.start("t0", attempt=0)
     search.report("t0", "0.8")
     assert (trial.state, trial.run.final) == (TrialState.WAITING, None)
     search.start("t0", attempt=1)

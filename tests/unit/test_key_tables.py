@@ -44,8 +44,8 @@ def chosen(platform: str, words: str) -> Iterator[tuple[Key, str]]:
 
 def row(key: Key, v1: str) -> str:
     declared = key.declared
-    # The path of a role's key contains the name or the index of the role. The table shows only the part after it, because all
-    # roles have the same keys.
+    # The path of a key of a task role contains the name or the index of the role. The table shows only the part after it, because
+    # all roles have the same keys.
     is_of_role = key.path[:1] == SERVICE and key.path[1:2] != ("storage",) and len(key.path) > 2
     v2 = key_of(key.path[2 + (EACH in key.path) :] if is_of_role else key.path)
     about = declared.about + (f" (since {declared.since}, not in NNI)" if declared.since else "")
@@ -97,7 +97,7 @@ def test_every_key_is_declared_with_a_description_and_is_in_a_table(platform: st
     }
     for key in keys_on(platform):
         assert key.declared.about, key.path
-        # Sections of a platform are headings, not keys. Keys "without effect" are omitted from the tables.
+        # The tables omit two kinds of entries: the sections of a platform, which are headings, and the keys "without effect".
         is_heading = key.path in (SERVICE, (*SERVICE, "storage")) or key.declared.about.startswith(
             "without effect: "
         )

@@ -26,7 +26,7 @@ def a_pod(phase="Running", code=None, deleted=None, grace_s=45, conditions=(), *
     """
     meta = {"name": "p-0", "uid": "u", "labels": {"trialId": "aB3dE"}}
     if deleted:
-        # Kubernetes sets deletionTimestamp to the time of the request plus the grace period of 45 s.
+        # Kubernetes sets deletionTimestamp to the time of the deletion request plus the grace period, here 45 s.
         ends_at = (
             deleted.replace("00:00", "00:01")
             .replace(":30Z", ":15Z")
@@ -82,7 +82,8 @@ def test_a_pod_that_exits_by_itself_has_no_termination_cause(pod):
     [
         ("Running", None, AT, AT),
         ("Failed", 143, BEFORE, BEFORE),
-        ("Failed", 1, BEFORE, BEFORE),  # Training code may catch SIGTERM and exit with a code of its own.
+        # Training code may catch the SIGTERM of the deletion, and exit with its own code.
+        ("Failed", 1, BEFORE, BEFORE),
         ("Failed", 143, AT, AT),
         # Job operators also delete pods that have ended. If exit and deletion have the same second, only exit code 143 (SIGTERM)
         # proves that the deletion came first.
@@ -137,7 +138,7 @@ def test_only_an_init_container_that_must_end_blocks_a_pending_pod():
         ),
         (with_init(a_pod("Failed", 1), exit_code=0), ""),
         (with_init(a_pod("Failed", 1), exit_code=143, is_sidecar=True), ""),
-        # FrameworkController deletes the pods of a job that has failed.
+        # FrameworkController deletes the pods of a failed job, so a deletion after the failure is not the cause.
         (
             with_init(a_pod("Failed", deleted=AFTER), exit_code=1),
             "pod p-0 failed: init container init failed: exit code 1, Error",
@@ -166,13 +167,17 @@ TAINTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTa
 @pytest.mark.parametrize(
     ("pod", "is_lost"),
     [
-        (a_pod(conditions=[UNREADY]), False),  # the cause may be a failing readiness probe
+        # A failing readiness probe also makes a pod unready, so its node need not be lost.
+        (a_pod(conditions=[UNREADY]), False),
         (a_pod(conditions=[UNREADY, TAINTED]), True),
-        (a_pod(conditions=[TAINTED]), False),  # its node still reports, and ends the pod itself
+        # The pod is ready, so its node still reports. The node ends the pod itself.
+        (a_pod(conditions=[TAINTED]), False),
         (a_pod(conditions=[UNREADY, disruption("EvictionByEvictionAPI")]), False),
         (a_pod("Failed", 143, conditions=[UNREADY, TAINTED]), False),
-        (a_pod(conditions=[UNREADY], deleted="1970-01-01T00:00:30Z"), True),  # should have ended at 00:01:15
-        (a_pod(conditions=[UNREADY], deleted=AT), False),  # must end in 2026
+        # The deadline of the deletion was 1970-01-01 00:01:15, and now it is 00:01:40.
+        (a_pod(conditions=[UNREADY], deleted="1970-01-01T00:00:30Z"), True),
+        # The deadline of the deletion is in 2026, and now it is 1970.
+        (a_pod(conditions=[UNREADY], deleted=AT), False),
     ],
 )
 def test_a_node_counts_as_lost_without_an_event_if_its_pod_should_have_ended(pod, is_lost):
@@ -289,7 +294,8 @@ FAILED = RUNS | {"status": {"conditions": [{"type": "Failed", "status": "True"}]
         (a_pod(), RUNS, True),
         (a_pod("Failed", 3), RUNS, False),
         (a_pod(deleted=AFTER), RUNS, False),
-        (a_pod(conditions=[UNREADY, TAINTED]), RUNS, False),  # its node is lost
+        # These conditions mean that the node of the pod is lost.
+        (a_pod(conditions=[UNREADY, TAINTED]), RUNS, False),
         (a_pod("Pending"), FAILED, False),
     ],
 )
