@@ -51,8 +51,8 @@ class Server:
     def ask(self, request, body=b"", **arguments):
         self._count += 1
         number = self._count
-        # Create the queue before the request is sent. Otherwise the reading thread could receive the answer first and create a
-        # second queue for it.
+        # Create the queue before the request is sent. Otherwise the reading thread could receive the answer while no queue exists
+        # for it.
         answer = self._answers[number] = Queue()
         self.process.stdin.write(frames.encode({"number": number, "request": request, **arguments}, body))
         self.process.stdin.flush()

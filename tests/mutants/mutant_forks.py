@@ -34,7 +34,7 @@ from mutant_code import Replacement, functions_of, replaced_code
 from mutant_finder import Mutant, lines_around
 
 KILLED, SURVIVED, UNJUDGED = "killed", "survived", "unjudged"
-# A test that needs more processor time than this runs only in the second stage.
+# A test that needs more processor time than this is not used here. mutate.py runs it in its second stage.
 MAX_TEST_S = 2.0
 # In the recording, a test that takes longer than this is interrupted. The first tests also compute values that later tests reuse,
 # such as the character table of Hypothesis, so the limit is high.

@@ -16,7 +16,7 @@ from deadlines import DEADLINE_S, scaled_s
 
 from trial_keeper.host.file_watcher import MAX_POLL_S, MIN_POLL_S, SLOW_POLL_S, FileWatcher
 
-# This timeout is far longer than the slow poll. If a wait ends early, a write has ended it.
+# This timeout is far longer than the slow poll. So if a wait with this timeout ends early, a write has ended it.
 NEVER_S = scaled_s(60.0)
 COOLDOWN_S = 0.01
 
@@ -150,7 +150,8 @@ def test_a_file_in_its_cooldown_does_not_delay_reports_of_another_file(watcher, 
 
     async def waiting():
         append(flooded)
-        await watcher.wait(grew=False, longest_s=0)  # the file is in its cooldown, because it was just added
+        # The cooldown of `flooded` has started, because it was just added. So a write to it must not end the wait below.
+        await watcher.wait(grew=False, longest_s=0)
         waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
         append(flooded)
@@ -165,7 +166,8 @@ def test_a_thousand_writes_queue_a_single_write_event_of_inotify(watcher, file):
         append(file)
     waiting_bytes = array.array("i", [0])
     fcntl.ioctl(watcher._descriptor, termios.FIONREAD, waiting_bytes)
-    assert waiting_bytes[0] == 2 * 16  # two events: the write and the removal of the watch
+    # There are two events of 16 bytes: the first write, and the removal of the watch that it causes.
+    assert waiting_bytes[0] == 2 * 16
 
 
 def test_a_deleted_file_does_not_hide_writes_to_other_files(watcher, file, tmp_path, wait):

@@ -85,8 +85,8 @@ def test_a_pod_that_exits_by_itself_has_no_termination_cause(pod):
         # Training code may catch the SIGTERM of the deletion, and exit with its own code.
         ("Failed", 1, BEFORE, BEFORE),
         ("Failed", 143, AT, AT),
-        # Job operators also delete pods that have ended. If exit and deletion have the same second, only exit code 143 (SIGTERM)
-        # proves that the deletion came first.
+        # In the cases below, the deletion may have come after the exit, because job operators also delete pods that have ended.
+        # Within one second, only exit code 143 (SIGTERM) shows that the deletion came first.
         ("Failed", 137, AT, None),
         ("Failed", 1, AT, None),
         ("Failed", 143, AFTER, None),
@@ -263,7 +263,7 @@ def of_task(pod, name, created, index="0"):
 def test_a_replaced_pod_does_not_determine_the_end_of_its_job(is_gone_first):
     observed = an_observer()
     old = of_task(a_pod("Failed", 143, deleted=BEFORE), "p-a", BEFORE)
-    # The operator deletes the new pod as well, so the deletion does not distinguish it from the old pod.
+    # The operator deletes both pods. So the deletion must not be the sign by which the manager finds the old pod.
     new = of_task(a_pod("Failed", 3, deleted=AFTER), "p-b", AFTER)
     store(observed, old, is_gone=is_gone_first)
     store(observed, new)

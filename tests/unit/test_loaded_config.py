@@ -28,7 +28,8 @@ def fields_of(checked):
     for name in ELSEWHERE:
         del fields[name]
     if fields["tuner"]["own"]:
-        del fields["tuner"]["name"]  # A converted file has no name for a user's tuner.
+        # For a class of the user, the name of the tuner depends on the form of the configuration.
+        del fields["tuner"]["name"]
     if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
         fields["pai"]["host"] = f"http://{fields['pai']['host']}"
     return fields
@@ -43,7 +44,8 @@ def test_a_loaded_file_describes_the_same_experiment_in_any_working_folder(file,
         config = ExperimentConfig.load(file)
     checked = fields_of(config.checked())
     wanted = fields_of(expected)
-    if wanted["experiment_name"] == file.stem:  # The default name of an experiment is the name of its file.
+    # The default name of an experiment is that of its file, and a configuration in Python has no file.
+    if wanted["experiment_name"] == file.stem:
         del wanted["experiment_name"], checked["experiment_name"]
     assert checked == wanted
 

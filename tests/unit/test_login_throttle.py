@@ -62,7 +62,8 @@ def test_a_waiting_login_is_checked_against_the_password_that_is_valid_at_the_ti
             asyncio.ensure_future(throttle.check("ada", password, "10.0.0.1"))
             for password in ("the password", "another password")
         ]
-        await asyncio.sleep(0)  # now all three logins are in the throttle
+        # All three logins enter the throttle before the password changes.
+        await asyncio.sleep(0)
         users["ada"] = new_user("ada", "another password", is_admin=False)
         await guessing
         refused, accepted = await asyncio.gather(*waiting, return_exceptions=True)

@@ -197,7 +197,7 @@ def verdict_of(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     (folder / "small.py").write_text(SMALL)
     (folder / "test_small.py").write_text(TESTS)
-    # The pytest plugin of schemathesis is disabled, because its import takes seconds.
+    # The import of the pytest plugin of schemathesis takes seconds, so pytest must not load it.
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis\npythonpath = .\n")
     mutants = mutant_finder.mutants_of("small.py", SMALL)
     request = mutant_forks.Request(str(folder), ["test_small.py"], mutants, workers=2, hang_s=1)

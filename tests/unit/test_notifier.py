@@ -116,7 +116,8 @@ def test_a_failed_command_is_not_run_again(tmp_path):
 
 
 def test_a_command_that_cannot_be_started_is_not_retried(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))  # no bash is on this path
+    # The notifier runs commands with bash. This PATH has no bash, so the command cannot be started.
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert is_given_up(tmp_path, {"command": "true"})
 
 
@@ -139,7 +140,7 @@ def test_a_delivery_to_an_unavailable_recipient_is_retried_for_an_hour(tmp_path,
         assert (webhook.refusals, webhook.accepted.qsize()) == (2, 0)
         assert len(notifier.problems) == 1
 
-    # These are the times of the start of the delivery, and of the first and the second failure.
+    # The delivery starts at 100 s. Its first failure, at 3699 s, is within the hour and its second, at 3701 s, is not.
     times_s = iter([100.0, 3699.0, 3701.0])
     monkeypatch.setattr(notifier_module, "time", SimpleNamespace(monotonic=lambda: next(times_s)))
     with a_webhook(503, 503) as webhook:
@@ -156,7 +157,8 @@ def test_close_immediately_retries_the_delivery_to_an_unavailable_recipient_for_
         assert deliveries[0].done()
         assert (webhook.refusals, webhook.accepted.qsize()) == (2, 0)
 
-    # A retry after its usual delay would be later than the deadline of the test.
+    # The usual delay before a retry becomes an hour, so only close() can cause the second delivery within the deadline of the
+    # test.
     monkeypatch.setattr(notifier_module, "delays_s", lambda *_: iter([3600.0] * 9))
     with a_webhook(503, 503) as webhook:
         run_notifier(tmp_path, [{"webhook": webhook.url}], scenario)
@@ -176,7 +178,8 @@ def test_an_unresponsive_webhook_delays_neither_the_close_of_the_notifier_nor_th
         with accepted[0] as connection:
             connection.setblocking(False)
             connection.recv(1 << 16)
-            # The connection is open, so the client still waits for its response, and nothing has joined its thread.
+            # The socket has no data and no end-of-file, so the connection is open: the client waits for its response. The close
+            # of the notifier has not waited for the thread of the client.
             with pytest.raises(BlockingIOError):
                 connection.recv(1)
 

@@ -62,14 +62,14 @@ def test_a_function_reachable_by_its_qualified_name_is_imported_and_not_pickled(
     for function, name in ((module.whole, "whole"), (module.Model.loss, "Model.loss")):
         made = ObjectiveFunction.of(function)
         assert (made.name, made.pickled) == (f"a_module_of_the_user:{name}", None)
-        # The list has all modules that the user's module imports, but not the user's module.
+        # The module of the user imports json and numpy. The list must not contain the module itself.
         assert made.modules == ("json", "numpy")
 
 
 @pytest.mark.parametrize(
     "of",
     [
-        # The qualified name of this function refers to a different function.
+        # The module uses the qualified name of this function for a different function, so an import would find the wrong one.
         lambda module: module.original,
         lambda module: lambda parameters: 4,
         lambda module: functools.partial(int, 5),

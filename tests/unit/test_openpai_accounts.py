@@ -155,7 +155,7 @@ def test_only_the_newest_login_tokens_of_a_user_stay_valid():
     assert len(store.tokens_of("bob", 2000)) == MAX_TOKENS_OF_A_USER + 1
     assert [code_of(store.caller, text, 2100) for text in texts[:5]] == ["UnauthorizedUserError"] * 5
     assert all(store.caller(text, 2100) for text in (application, texts[5], texts[-1]))
-    # `issue` removes expired tokens.
+    # At 1e9 s, all login tokens have expired, and `issue` removes them. The application token and the new token are left.
     store.issue("bob", 1e9, 60)
     assert len(json.loads(store.to_json())["tokens"]) == 2
 

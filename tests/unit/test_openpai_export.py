@@ -110,7 +110,7 @@ def test_a_job_without_secrets_is_shown_unchanged():
 def test_any_exported_text_value_is_parsed_back_unchanged(text):
     for value in ({"k": text}, [text], {text or "k": "v"}):
         assert read_document(dumped(value)).value == value
-        # OpenPAI's runtime parses jobs with PyYAML.
+        # OpenPAI's runtime parses jobs with PyYAML, so PyYAML must read the same value.
         assert yaml.safe_load(dumped(value)) == value
 
 

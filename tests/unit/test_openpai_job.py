@@ -114,7 +114,8 @@ def test_job_names_equal_the_names_that_nni_uses():
 def test_the_token_is_stored_only_in_the_secrets_of_the_job():
     text = render_job(template_of(pai()), "name", SETTINGS)
     assert text.count("c0ffee") == 1
-    # OpenPAI masks all lines from "secrets:" to the next line that starts with a letter, so "secrets:" needs a line of its own.
+    # OpenPAI masks the lines after "secrets:" up to the next line that starts with a letter. So "secrets:" must be a line of its
+    # own, with the secrets below it.
     (line,) = [line for line in text.splitlines() if line.startswith("secrets:")]
     assert line == "secrets:"
     assert "c0ffee" not in without_secrets(parse(text))

@@ -39,7 +39,8 @@ def names(**query):
         ({"state": "NONSENSE"}, ""),
         ({"jobPriority": "prod"}, "b"),
         ({"jobPriority": "default"}, "ca"),
-        ({"keyword": "b"}, "ba"),  # The keyword matches the user bob and the virtual cluster big.
+        # The keyword is a part of the name of job b, and of the virtual cluster "big" of job a.
+        ({"keyword": "b"}, "ba"),
         ({"keyword": "B"}, ""),
         ({"tagsContain": "x,z"}, "c"),
         ({"tagsContain": "y"}, "ca"),
@@ -57,7 +58,7 @@ def names(**query):
         ({"order": "vc,ASC"}, "acb"),
         ({"order": "totalGpuNumber,DESC"}, "cba"),
         ({"order": "state,ASC"}, "bca"),
-        # In ascending order, unfinished jobs come last.
+        # Job b has not finished. In ascending order, it comes last.
         ({"order": "completionTime,ASC"}, "acb"),
         ({"order": "completionTime,DESC"}, "bca"),
         ({"unknown": "1"}, "cba"),

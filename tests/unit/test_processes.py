@@ -26,12 +26,13 @@ def thread_id() -> Iterator[int]:
 
 def test_a_thread_is_not_mistaken_for_an_ended_process_with_the_same_pid(thread_id: int) -> None:
     assert open_pidfd(thread_id) is None
-    stat = ProcessStat.of(thread_id)  # /proc has an entry for the thread too.
+    # /proc has entries for threads too, so a start time can be read for the id of the thread.
+    stat = ProcessStat.of(thread_id)
     assert stat is not None
     own = ProcessIdentity.of(os.getpid())
     assert own is not None
     assert ProcessIdentity(thread_id, stat.start_ticks, own.boot_id).open_pidfd() is None
-    # wait_for_ends() returns immediately, because a thread is not a process.
+    # A thread is not a process, so wait_for_ends() must return at once. Otherwise this call takes an hour.
     wait_for_ends([thread_id], time.monotonic() + 3600)
 
 

@@ -26,7 +26,7 @@ def an_experiment(tmp_path, monkeypatch):
             if parameters is not None:
                 made.parameters = parameters[number]
             made.run.final = None if result is None else json.dumps(result)
-            # This is the number that the tuner receives. In a real experiment, the domain computes it.
+            # `value` is the number that the tuner receives. In a real experiment, the manager computes it from the final result.
             made.run.value = result if result in (0.5, 0.25) else None
             if isinstance(result, dict):
                 made.run.value = result.get("loss")

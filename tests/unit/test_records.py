@@ -27,7 +27,7 @@ frames = st.builds(
     st.integers(0, 2**63 - 1),
     json_values,
 )
-# Garbage that resembles frames finds more bugs than random bytes do.
+# These pieces of garbage resemble frames, so they find more bugs than random bytes do.
 nearly = st.sampled_from(
     [
         b"ME",
@@ -136,7 +136,8 @@ plain_frames = st.builds(
 @given(st.lists(plain_frames | frames | torn | corrupt_bytes).map(b"".join), st.data())
 def test_the_fast_path_for_plain_frames_gives_the_same_records_as_the_json_parser(content, data):
     if content:
-        # Replace one byte anywhere by a byte that changes a length, a number or a string.
+        # Replace one random byte of the content. The new byte can change a length, a number or a string, so a fast path that
+        # checks too little gives other records.
         place = data.draw(st.integers(0, len(content) - 1))
         content = (
             content[:place]
@@ -314,7 +315,7 @@ def test_a_line_of_headers_whose_lengths_fit_the_line_is_decoded_in_linear_time(
     line = headers_that_fit(111_000, tail)
     started_s = time.process_time()
     decoded = decode(line, 0)
-    # Decoding takes 0.1 s. It took 40 s when the decoder parsed the JSON after each header.
+    # Decoding takes 0.1 s. A decoder that parses the JSON after each header needs 40 s.
     assert time.process_time() - started_s < 4
     assert (decoded.records, decoded.consumed) == ([], len(line))
     assert spans(line, decoded.garbage) == set(range(len(line)))
@@ -357,11 +358,13 @@ def test_the_error_for_a_metric_over_the_size_limit_contains_the_size_of_the_met
         MetricTooLong, match=r"^cannot report a metric of 1,\d+,\d+ bytes.*999,999.*NNI_OUTPUT_DIR"
     ):
         encode(1, "t", "FINAL", 0, "x" * 1_000_000)
-    assert len(encode(1, "t", "FINAL", 0, '"' * 200_000)) > 800_000  # Each quote is escaped twice, as \\\".
+    # Each quote is escaped twice, as \\\", so the frame is four times as long as the value, and is still accepted.
+    assert len(encode(1, "t", "FINAL", 0, '"' * 200_000)) > 800_000
 
 
 def test_metric_records_of_the_nni_package_are_decoded():
-    # In nni 2.x, ids of custom trials are text, the key order differs, and json_tricks writes an array as a dict.
+    # The records of nni 2.x differ in three ways: the ids of custom trials are text, the keys have another order, and json_tricks
+    # writes an array as a dict.
     asked = frame_of(
         '{"trial_job_id": "aBcDe", "type": "REQUEST_PARAMETER", "sequence": 0, "parameter_index": 0}'
     )

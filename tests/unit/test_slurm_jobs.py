@@ -94,7 +94,8 @@ async def test_jobs_that_arrive_while_three_calls_of_sbatch_run_are_submitted_to
     submissions, jobs = Submissions(sbatch), []
     for name in "abc":
         jobs += submitted(submissions, name)
-        await asyncio.sleep(0)  # so that the call starts
+        # Two turns of the event loop start the call of sbatch for this job.
+        await asyncio.sleep(0)
         await asyncio.sleep(0)
     jobs += submitted(submissions, "defgh")
     await asyncio.sleep(0)

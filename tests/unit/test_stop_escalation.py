@@ -244,7 +244,7 @@ def test_the_manager_waits_for_a_prefetched_trial_that_may_start_before_its_keep
 def test_a_stopped_experiment_waits_30_s_for_the_tuner_even_if_remaining_data_cannot_be_stored() -> None:
     search = SimulatedStops()
     search.experiment.budget.limits = Limits(2, 5, None)
-    # The experiment requests a second trial, and the tuner does not answer.
+    # The concurrency becomes two, so the experiment requests a second trial. The tuner does not answer the request in time.
     search.experiment.handle(TimePassed(), 0.0)
     search.stop()
     search.handle(JobProcessesEnded("t0"))
@@ -307,7 +307,8 @@ def test_a_manager_exits_even_if_the_last_bytes_of_a_stopped_experiment_cannot_b
     search.stop()
     search.handle(JobProcessesEnded("t0"))
     search.pass_time(DRAINED_TIMEOUT_S - 1)
-    search.handle(AttemptDrained("t0"))  # The drain makes slow progress.
+    # The drain makes slow progress: this report restarts the timeout.
+    search.handle(AttemptDrained("t0"))
     search.pass_time(2 * DRAINED_TIMEOUT_S - 2)
     assert search.steps() == []
     search.pass_time(60)
@@ -315,7 +316,7 @@ def test_a_manager_exits_even_if_the_last_bytes_of_a_stopped_experiment_cannot_b
     assert not search.experiment.scheduler.runs_jobs
     assert not search.experiment.state.counts_time
     assert search.state() is TrialState.STOPPING, "the next manager drains the rest"
-    # The disk has free space again before the manager exits.
+    # If the disk has free space again before the manager exits, the manager still handles the end of the job.
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "its keeper is gone", 70.0))
     assert search.state() is TrialState.USER_CANCELED
     assert search.timed_effects[-1][1] == Finish()

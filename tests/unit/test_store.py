@@ -170,7 +170,8 @@ def test_a_duplicate_record_rolls_back_the_whole_transaction(store, reader):
         store.commit([a_commit(2, offset=offset), a_commit(1)], 2.0)
     assert len(metrics_of(reader, KEY.trial_id)) == 1
     assert reader.offsets(KEY)[Stream.METRICS] == offset
-    store.commit([a_commit(2, offset=offset)], 3.0)  # The store accepts commits after the error.
+    # After the rollback, the store must accept the first write of the failed transaction.
+    store.commit([a_commit(2, offset=offset)], 3.0)
     assert len(metrics_of(reader, KEY.trial_id)) == 2
 
 
@@ -329,7 +330,8 @@ def test_the_error_for_a_read_only_database_suggests_write_permission(store):
 def test_the_error_for_a_locked_database_suggests_a_retry(store, database):
     store.close()
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
-        # In the journal mode DELETE, readers and the writer block each other.
+        # In the journal mode DELETE, a writer with an exclusive lock blocks readers. In the mode WAL, which the store uses, it
+        # does not.
         other.execute("PRAGMA journal_mode = DELETE")
         with StoreReader(database) as reader:
             reader._connection.execute("PRAGMA busy_timeout = 1")
@@ -419,7 +421,7 @@ def test_a_database_of_an_earlier_format_is_migrated_to_the_current_format(
 
 def test_a_reader_reads_an_earlier_format_completely_and_leaves_the_file_unchanged(earlier):
     as_it_was = (earlier.read_bytes(), sorted(earlier.parent.iterdir()))
-    # `nnictl` may read a database before a newer manager has migrated it.
+    # `nnictl` may be newer than the database, and read it before a manager has migrated it.
     with StoreReader(earlier) as reader:
         done, running, waiting = reader.trials()
         live, ended = reader.jobs()
@@ -595,7 +597,8 @@ def test_an_endless_reader_delays_few_commits_and_does_not_change_the_wait_for_o
     monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 16)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 3600.0)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_WAIT_MS", 1)
-    # The wait for other writers is very long here. If a checkpoint waited as long for the reader, the test would time out.
+    # Other writers may be waited for up to 600 s here. If a checkpoint waited as long for the endless reader, the test would time
+    # out.
     monkeypatch.setattr(writer_module, "BUSY_WAIT_MS", 600_000)
     store._connection.execute("PRAGMA busy_timeout = 600000")
     store.commit([trial_row(a_trial())], 1.0)
@@ -679,8 +682,8 @@ def test_the_error_for_a_full_disk_contains_the_size_of_the_database_with_its_lo
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fdatasync", fails)
-    # After a commit of this size, SQLite copies all pages into the database at the same time, and does not shorten the
-    # write-ahead log.
+    # This commit is so large that SQLite copies its pages into the database at once and keeps the write-ahead log. So the two
+    # files together have more than 12 MB.
     store.commit([trial_row(a_trial()), a_commit(*["x" * 999_000] * 6)], 1.0)
     stored_bytes = sum(Path(f"{database}{suffix}").stat().st_size for suffix in ("", "-wal"))
     with pytest.raises(StoreBusy, match=f"the file has {stored_bytes / 1e6:.0f} MB") as raised:

@@ -121,8 +121,8 @@ def test_jobs_over_a_quota_are_submitted_in_order_and_with_a_bounded_number_of_r
             cluster.room = 10
         await asyncio.gather(*jobs)
         assert cluster.accepted == [*range(100)]
-        # Up to MOST_AT_ONCE submissions were running when the quota was exceeded. Each of the nine iterations allows two more
-        # refusals.
+        # When the quota is exceeded, up to MOST_AT_ONCE submissions are running and are refused. Each of the nine iterations
+        # above adds at most two refusals.
         assert cluster.refusals <= MOST_AT_ONCE + 2 * 9
         assert gate.reason == ""
 

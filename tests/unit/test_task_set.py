@@ -63,7 +63,8 @@ def test_join_also_waits_for_tasks_that_a_joined_task_starts() -> None:
         tasks = TaskSet()
 
         async def second() -> None:
-            for _ in range(5):  # The second task takes longer than the first task.
+            # The second task ends after the first, so join() must also wait for a task that another task has started.
+            for _ in range(5):
                 await asyncio.sleep(0)
             steps.append("second")
 

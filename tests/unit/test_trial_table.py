@@ -92,7 +92,7 @@ def test_a_metric_gets_a_column_even_if_a_parameter_has_the_same_name(capsys):
         ("value", [0, 4, 3, 1, 2], [1, 3, 0, 4, 2]),
         ("time", [3, 1, 0, 4, 2], [4, 0, 1, 3, 2]),
         ("state", [4, 1, 2, 0, 3], [0, 3, 2, 1, 4]),
-        # Numbers precede text, and trials without the parameter are last.
+        # In ascending order, numbers precede text. In both orders, trials without the parameter come last.
         ("lr", [0, 2, 1, 3, 4], [1, 2, 0, 3, 4]),
     ],
 )
@@ -114,7 +114,8 @@ def test_the_error_for_an_unknown_column_lists_the_known_columns():
 
 
 def test_output_to_a_pipe_is_tab_separated_without_line_wraps(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "72")  # Some shells export this variable.
+    # Some shells export the width of the terminal. Output to a pipe must not be wrapped at this width.
+    monkeypatch.setenv("COLUMNS", "72")
     trials = [
         a_trial(7, value=1 / 3, net={"_name": "conv", "size": 1 / 3}, text="a\tb\nc" * 100),
         a_trial(8, "WAITING", took_s=None, net={"_name": "none"}),
@@ -148,7 +149,7 @@ def test_a_number_is_never_split_between_lines_on_a_terminal(capsys, monkeypatch
 
 
 def test_nested_parameters_of_the_same_name_have_columns_of_their_own(capsys):
-    # The columns have full names: `size` alone would mean net/layer/size in the first trial, and out/size in the second.
+    # In the first trial, `size` alone would mean net/layer/size, and in the second out/size. So the columns must have full names.
     trials = [
         a_trial(
             0,

@@ -104,7 +104,8 @@ def test_a_truncated_write_ahead_log_is_refused_with_a_remedy_and_not_changed(ki
     log = killed.with_name("experiment.sqlite-wal")
     left, expected = cut(log, part)
     before = files_of(killed)
-    for _ in range(2):  # Opening the database must not hide the damage from a later attempt to open it.
+    # The second iteration opens the damaged database once more: the first must not hide the damage, for example by a new log.
+    for _ in range(2):
         with pytest.raises(StoreUnusable) as refused:
             opens(killed) if opens is StoreReader else opens(killed, tmp_path)
         assert str(refused.value).startswith(
@@ -113,7 +114,7 @@ def test_a_truncated_write_ahead_log_is_refused_with_a_remedy_and_not_changed(ki
         )
         assert f"or remove {killed}-shm and resume" in str(refused.value)
     assert files_of(killed) == before
-    # Apply the remedy of the message.
+    # The message recommends to remove this file. After that, the database must be readable.
     killed.with_name("experiment.sqlite-shm").unlink()
     with StoreReader(killed) as reader:
         assert reader.experiment().experiment_id == "EXPERIMT"
@@ -146,10 +147,10 @@ def test_a_truncated_database_is_readable_only_if_its_write_ahead_log_has_the_mi
         StoreUnusable, match=rf"folded.sqlite was truncated to {left} of {expected} bytes; restore"
     ):
         Store(folded, tmp_path)
-    # This database file lacks pages, too, but its write-ahead log has all pages, as after an interrupted checkpoint.
+    # After an interrupted checkpoint, a database file lacks pages, but its write-ahead log has all of them. This is no damage.
     killed.write_bytes(whole)
     assert find_damage(killed) is None
-    # The header of the next file states more pages than the file has.
+    # The file may even have a header that states more pages than it has, because the write-ahead log has the missing pages.
     assert len(whole) < len(complete)
     killed.write_bytes(complete[: len(whole)])
     assert find_damage(killed) is None

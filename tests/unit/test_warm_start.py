@@ -93,7 +93,8 @@ def test_warm_start_refuses_an_earlier_experiment_with_a_different_direction(an_
 
 
 def test_warm_start_uses_points_from_the_whole_pareto_front_including_both_ends(an_earlier, chosen):
-    # A higher accuracy requires a larger size. Every other result dominates the last result.
+    # Of the first 40 results, a higher accuracy has a larger size, so all are on the Pareto front. All of them dominate the last
+    # result.
     results = [({"lr": n / 100, "net": NET}, {"accuracy": n / 100, "size": n}) for n in range(1, 41)]
     results.append(({"lr": 0.9, "net": NET}, {"accuracy": 0.01, "size": 99}))
     tuner = {"builtinTunerName": "NSGAII"}

@@ -19,25 +19,25 @@ NUMBERS = st.integers(0, 30)
         ("0.6.1", "0.5.1", False),
         ("0.6.1", "0.7", False),
         ("0.6.1", "1.6.1", False),
-        # Components are compared as numbers, not as text.
+        # The parts of a version are compared as numbers: 2.10 is not 2.1, but 01.0 is 1.0.
         ("2.1", "2.10", False),
         ("2.10", "2.1", False),
         ("2.10.3", "2.10", True),
         ("2", "2.0.5", True),
         ("1.0", "01.0", True),
-        # These managers are older than the version check.
+        # A manager before 0.6 accepts a keeper of any version, and 0.6 does not.
         ("0.5", "0.9", True),
         ("0.5.9", "7.1", True),
         ("0.1", "0.0.1", True),
         ("0.6", "0.5", False),
-        # These builds are not releases.
+        # Of development builds, release candidates and post-releases, too, only the first two numbers are compared.
         ("0.6.0.dev3", "0.6.2", True),
         ("0.6.1", "0.6.0.dev3+g1a2b3c4", True),
         ("0.6.0rc1", "0.6.0", True),
         ("0.7.0.dev0", "0.6.9", False),
         ("0.6.1.post1", "0.6.1", True),
         ("v0.6.1", "0.6.1", True),
-        # These versions are invalid.
+        # An invalid version agrees only with itself, even if the manager is older than 0.6.
         ("0.6.1", "", False),
         ("0.6.1", "latest", False),
         ("latest", "0.6.1", False),
