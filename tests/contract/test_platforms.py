@@ -182,7 +182,7 @@ def test_the_number_of_running_trials_is_limited_by_the_current_concurrency(done
     assert done.at_concurrency_2 == ["SUCCEEDED", "FAILED", "RUNNING", "RUNNING"]
 
 
-def test_every_metric_is_stored_once_and_the_final_metric_is_the_result(done):
+def test_every_metric_is_stored_once_and_the_final_metric_becomes_the_result_of_its_trial(done):
     for trial in done.trials:
         x, has_result = trial["parameters"]["x"], trial["status"] == "SUCCEEDED"
         rows = done.experiment.rows(trial["id"])
@@ -317,7 +317,7 @@ def test_a_job_left_on_the_cluster_is_reported_and_removed_by_the_next_manager(p
 
 
 @on_each_kind_of_platform
-def test_a_retry_by_the_user_continues_from_the_checkpoint_of_the_failed_trial(platform):
+def test_if_the_user_retries_a_failed_trial_the_new_trial_continues_from_its_checkpoint(platform):
     experiment = new_experiment(platform, FAILS_AFTER_A_CHECKPOINT, maxTrialNum=1)
 
     async def play(running):
@@ -401,7 +401,9 @@ nni.report_final_result(x)
 
 
 @with_and_without_reuse("frameworkcontroller", "job", "slurm")
-def test_an_announced_preemption_gives_the_trial_a_stop_notice_with_the_reason_preempted(platform, reuse):
+def test_a_trial_receives_a_stop_notice_with_the_reason_preempted_when_its_preemption_is_announced(
+    platform, reuse
+):
     code = WAITS_FOR_STOP.format(folder=platform.folder)
     experiment = new_experiment(platform, code, reuse, maxTrialNum=1, maxTrialRetry=0)
 

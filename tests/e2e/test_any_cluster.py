@@ -74,7 +74,9 @@ def run_on_named_cluster(folder, some):
 
 
 @pytest.mark.parametrize("server", [["--without-controllers"]], indirect=True)
-def test_pytest_skips_tests_of_a_job_kind_without_a_controller_and_gives_a_reason(server, tmp_path):
+def test_tests_of_a_job_kind_are_skipped_with_a_reason_if_the_cluster_has_no_controller_of_this_kind(
+    server, tmp_path
+):
     done = run_on_named_cluster(tmp_path, "one_framework_per_trial or a_tfjob_ends")
     assert "2 skipped" in done.stdout
     for kind in ("frameworks", "tfjobs"):
@@ -83,7 +85,7 @@ def test_pytest_skips_tests_of_a_job_kind_without_a_controller_and_gives_a_reaso
 
 
 @pytest.mark.smoke
-def test_pytest_runs_tests_marked_any_cluster_on_the_cluster_of_the_kubeconfig(server, tmp_path):
+def test_tests_with_the_mark_any_cluster_run_on_the_cluster_that_the_kubeconfig_names(server, tmp_path):
     done = run_on_named_cluster(tmp_path, SOME)
     assert "2 passed" in done.stdout
     said, _ = server.communicate(timeout=DEADLINE_S)

@@ -109,7 +109,7 @@ def place(tmp_path, monkeypatch):
     return folder
 
 
-def test_every_kind_of_block_in_the_docs_is_tested_by_this_file():
+def test_the_docs_contain_only_kinds_of_blocks_that_this_module_tests():
     assert {block.kind for block in BLOCKS} <= {
         *("yaml", "json", "python", "pycon", "sh", "nginx", "gitignore", "toml"),
         *("text", "console"),
@@ -215,7 +215,7 @@ def test_a_json_block_of_the_docs_is_valid(block):
 
 
 @of_kind("toml")
-def test_a_toml_block_of_the_docs_is_part_of_the_example_platform(block):
+def test_a_toml_block_of_the_docs_occurs_in_the_pyproject_file_of_the_example_platform(block):
     skip_if_not_run(block)
     assert block.text in (ROOT / "examples/platform/pyproject.toml").read_text()
 

@@ -174,7 +174,7 @@ def test_the_package_contains_every_module(python):
 
 
 @pytest.mark.smoke
-def test_the_documentation_is_part_of_the_package(python, tmp_path):
+def test_the_package_contains_the_documentation(python, tmp_path):
     pages = run(python.with_name("nnictl"), "help", cwd=tmp_path).splitlines()[3:]
     assert {line.split("\t")[0] for line in pages} == {
         page.stem for page in (REPOSITORY / "docs").glob("*.md") if page.stem != "internals"

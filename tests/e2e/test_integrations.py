@@ -59,7 +59,7 @@ def final_of(trained, values):
     return pytest.approx([mean(values) if trained["averages"] else values[-1]])
 
 
-def test_the_callback_reports_each_value_and_the_last_value_as_final_result(trained):
+def test_the_callback_reports_each_value_as_intermediate_result_and_the_last_value_as_final_result(trained):
     trial = trained["trial"]
     assert trial["error"] is None
     assert len(trial["values"]) == ROUNDS
@@ -90,7 +90,7 @@ def test_a_round_in_which_the_training_was_stopped_is_not_saved_as_complete(trai
     assert trained["stopped in a round"]["rounds"] == STOP_AFTER
 
 
-def test_the_callback_reports_nothing_outside_an_experiment_and_the_training_is_unchanged(trained):
+def test_outside_an_experiment_the_callback_reports_nothing_and_does_not_change_the_training(trained):
     alone = trained["standalone"]
     assert alone["error"] is None
     assert alone["values"] == pytest.approx(trained["trial"]["values"])
@@ -220,7 +220,7 @@ def test_lightning_refuses_processes_that_continue_from_different_checkpoints():
     hooks.on_fit_start(trainer, None)
 
 
-def test_the_lightgbm_callback_refuses_a_data_set_argument_and_shows_the_full_metric_name():
+def test_the_lightgbm_callback_refuses_the_name_of_a_data_set_and_suggests_the_full_metric_name():
     pytest.importorskip("lightgbm")
     from nni_sdk.integrations.lightgbm import LightGBMPruningCallback
 
@@ -304,7 +304,7 @@ for epochs in EPOCHS:
 """
 
 
-def test_fastai_reports_several_fits_as_one_training_and_no_validations_between_the_fits(tmp_path):
+def test_fastai_reports_several_fits_as_one_training_without_the_validations_between_the_fits(tmp_path):
     run_in_trial("fastai", tmp_path, FASTAI_FITS.replace("EPOCHS", "(1, 1)"))
     # This call continues from the checkpoint of the call above: it skips the first fit and one epoch of the second fit.
     values, final = run_in_trial("fastai", tmp_path, FASTAI_FITS.replace("EPOCHS", "(1, 2)"))

@@ -179,7 +179,7 @@ def test_a_missing_image_and_an_unreachable_registry_have_different_exit_codes(t
     assert _creation_failure(tmp_path).code == code
 
 
-def test_a_container_is_removed_and_its_task_retried_if_the_supervisor_is_killed(play, tmp_path):
+def test_a_container_is_removed_and_its_task_is_retried_if_the_supervisor_is_killed(play, tmp_path):
     async def scenario(cluster, image):
         await cluster.submit(
             "alice", of(image, '[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || { echo on; sleep 1000; }')

@@ -163,7 +163,7 @@ def test_keepers_on_other_machines_connect_over_tls_and_verify_the_certificate(n
     assert (folder / "log" / "nnictl_stderr.log").read_text() == ""
 
 
-def test_temporary_submit_errors_are_printed_and_cause_no_trial_to_fail(nnictl, place, server):
+def test_temporary_submit_errors_are_printed_but_no_trial_fails(nnictl, place, server):
     quota = (403, "ForbiddenUserError", "the quota of ada in default is used up")
     for how in (quota, 408, 429, 500, "drop", quota):
         server.misbehave(how, 1, at=("POST", "/jobs"))

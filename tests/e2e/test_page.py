@@ -213,7 +213,7 @@ def test_the_page_shows_and_changes_an_experiment_until_its_end_despite_a_manage
         expect(person.see("best-value")).to_contain_text(f"{best:.3f}"[:4])
 
 
-def test_an_experiment_without_a_succeeded_trial_is_shown_as_failed(browser, tmp_path):
+def test_the_badge_of_a_done_experiment_without_a_succeeded_trial_looks_like_a_failure(browser, tmp_path):
     def failed(number, now_s):
         trial = made_trial(number, now_s)
         trial.state, trial.run.final, trial.run.value = TrialState.FAILED, None, None
@@ -230,7 +230,7 @@ def test_an_experiment_without_a_succeeded_trial_is_shown_as_failed(browser, tmp
             expect(badge.nth(number)).to_have_attribute("data-look", "bad")
 
 
-def test_the_overview_links_to_the_failures_that_are_not_listed(browser, tmp_path):
+def test_the_overview_has_a_link_to_the_failures_that_it_does_not_list(browser, tmp_path):
     def failed(number, now_s):
         trial = made_trial(number, now_s)
         if number > 0:
@@ -265,7 +265,7 @@ def test_the_page_of_an_ended_experiment_states_that_no_trial_has_reported_a_fin
         expect(person.page.get_by_label("Default metric of each trial")).to_contain_text(said)
 
 
-def test_the_results_over_time_exclude_a_running_trial_with_a_final_result(browser, tmp_path):
+def test_the_chart_of_best_results_over_time_omits_a_running_trial_with_a_final_result(browser, tmp_path):
     def last_runs(number, now_s):
         trial = made_trial(number, now_s - 100 + number)
         if number == 10:

@@ -508,7 +508,7 @@ def test_downloads_contain_long_parameter_values_and_all_numbers_of_a_result(bro
         assert [len(row["metrics"]) for row in found["trials"]] == [60, 60]
 
 
-def test_the_result_is_the_first_column_on_a_narrow_screen(person):
+def test_the_trial_table_on_a_narrow_screen_shows_the_result_before_the_trial_number(person):
     person.page.set_viewport_size(NARROW)
     person.go(person.page.url)
     heads = person.see("table").locator("thead th").all_text_contents()
@@ -549,7 +549,7 @@ def with_loss(number, now_s):
     return trial
 
 
-def test_every_result_metric_can_be_a_table_column_a_filter_and_a_chart_axis(browser, tmp_path):
+def test_every_result_metric_is_available_as_table_column_and_filter_and_chart_axis(browser, tmp_path):
     experiment = made_experiment(tmp_path, 20, with_loss, space=SPACE)
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         expect(person.page.get_by_text("trial-keeper", exact=True)).to_be_visible()

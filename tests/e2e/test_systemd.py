@@ -60,7 +60,7 @@ def experiments(machine):
     return json.loads(as_user(machine, f"{NNICTL} experiment list --all --json"))
 
 
-def test_the_web_page_runs_as_a_service_and_experiments_survive_its_restart_or_crash(machine):
+def test_the_web_page_runs_as_a_service_whose_restart_or_crash_does_not_end_experiments(machine):
     def is_ready():
         return machine.ask("curl --silent --fail http://127.0.0.1:8070/lab/readyz").stdout == "ok\n"
 

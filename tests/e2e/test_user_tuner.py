@@ -41,7 +41,7 @@ class Judge(Assessor):
 """
 
 
-def test_an_experiment_resumes_after_its_user_tuner_is_fixed(a_real_experiment):
+def test_an_experiment_can_be_resumed_after_the_user_has_fixed_the_tuner(a_real_experiment):
     experiment = a_real_experiment(
         TRAIN,
         space={"n": {"_type": "randint", "_value": [0, 9]}},

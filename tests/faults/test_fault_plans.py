@@ -110,7 +110,7 @@ def test_the_same_seed_gives_the_same_plan():
     assert plan_of(17, is_short=False) != plan_of(18, is_short=False)
 
 
-def test_a_plan_lists_unavailable_fault_kinds_and_keeps_the_available_faults():
+def test_a_fault_plan_omits_and_lists_the_fault_kinds_that_are_unavailable_here():
     whole, reduced = (
         plan_of(2, is_short=True, missing=missing) for missing in (frozenset(), frozenset({Need.FUSE}))
     )
@@ -146,7 +146,7 @@ def a_trial_folder(tmp_path):
     return folder, attempt
 
 
-def test_the_fault_named_remove_attempt_succeeds_while_a_process_writes_to_the_folder(
+def test_the_fault_named_remove_attempt_succeeds_while_a_process_writes_to_the_attempt_folder(
     a_trial_folder, tmp_path
 ):
     folder, attempt = a_trial_folder
@@ -158,7 +158,7 @@ def test_the_fault_named_remove_attempt_succeeds_while_a_process_writes_to_the_f
     assert not remove_attempt(folder.workspace, "trial1", attempt.path.parent.name, tmp_path / "aside")
 
 
-def test_the_fault_named_forge_attempts_creates_attempts_with_a_result_as_another_user(a_trial_folder):
+def test_the_attempts_that_the_fault_named_forge_attempts_creates_have_a_final_result(a_trial_folder):
     folder, attempt = a_trial_folder
     assert forge_attempts(folder.workspace, "trial1") == ""
     forged = [path for path in attempt.path.parent.parent.iterdir() if path != attempt.path.parent]
@@ -175,7 +175,7 @@ def test_the_fault_named_forge_attempts_creates_attempts_with_a_result_as_anothe
     ("pick", "left", "done"),
     [(0.0, b"", "emptied"), (0.26, b'{"pi', "cut in half"), (0.99, b'{"addr', "cut in half")],
 )
-def test_the_fault_that_tears_files_empties_or_halves_one_state_file(a_trial_folder, pick, left, done):
+def test_the_fault_for_torn_files_empties_or_halves_exactly_one_state_file(a_trial_folder, pick, left, done):
     folder, _ = a_trial_folder
     (folder.jobs / "job1.json").write_bytes(b'{"pid":1}')
     folder.workspace.manager_json.write_bytes(b'{"addresses"}')
@@ -437,7 +437,7 @@ def test_the_checker_reports_no_error_for_a_correct_run(a_run):
     ],
     ids=str,
 )
-def test_the_checker_reports_stored_trial_data_that_differs_from_the_files(a_run, stored, wrong):
+def test_the_checker_reports_stored_data_that_differs_from_the_files_of_the_trial(a_run, stored, wrong):
     assert wrong in " ".join(a_run(**stored))
 
 
@@ -559,7 +559,7 @@ def test_the_checker_accepts_an_older_checkpoint_but_no_unsigned_checkpoint_if_s
     assert "no keeper has signed" in a_continuation("{second} 000003 1 2 3", is_newest_required=False)
 
 
-def test_the_ledger_of_a_continued_trial_expects_the_checkpoint_values_and_the_new_reports(tmp_path):
+def test_the_ledger_of_a_continued_trial_contains_the_values_of_the_checkpoint_and_the_new_reports(tmp_path):
     ledger = a_ledger(tmp_path, f"< {attempt_id(0)} 000001 10 11", "? 32", "+ 32", "not saved", "? 33")
     assert (ledger.made, ledger.own, ledger.failed_saves) == (["10", "11", "32"], 1, 1)
     assert ledger.differences(["10", "11", "32"]).is_in_order

@@ -280,7 +280,7 @@ def test_trials_use_the_gpus_of_all_machines_and_a_waiting_trial_shows_that_it_w
     place.each_ran_once()
 
 
-def test_trials_do_not_use_gpus_on_which_other_programs_compute(place):
+def test_trials_do_not_use_gpus_that_other_programs_use(place):
     place = place(train=ON_GPUS, gpus=2, gpus_in_use=1, trialConcurrency=4, maxTrialNum=4, **with_gpus(1))
     place.has_started(0, 1)
     assert sorted(where for _, where in place.ran()) == ["one1", "two1"]

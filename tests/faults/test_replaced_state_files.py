@@ -76,7 +76,7 @@ def resume_with(whole, folder, damage, before):
     return f"{ {name: form.__name__ for name, form in damage.items()} }: {wrong}" if wrong else None
 
 
-def test_a_resume_works_or_names_the_file_and_a_remedy_if_a_state_file_was_replaced(lost, tmp_path):
+def test_if_a_state_file_was_replaced_a_resume_either_works_or_names_the_file_and_a_remedy(lost, tmp_path):
     files = [*state_files(lost.folder.path).values(), "log/nnimanager.log"]
     # The test reads a copy, because reading may change SQLite's files.
     whole = copy_of(lost, tmp_path / "to look at")

@@ -86,7 +86,7 @@ def test_two_reused_jobs_run_many_trials_and_exit(a_real_experiment):
 
 
 @pytest.mark.smoke
-def test_a_killed_keeper_fails_its_running_trial_and_the_next_job_runs_the_remaining_trials(
+def test_the_running_trial_of_a_killed_keeper_fails_and_the_next_job_runs_the_remaining_trials(
     a_real_experiment,
 ):
     experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)

@@ -311,7 +311,7 @@ def test_the_body_size_limit_depends_on_the_endpoint(a_real_experiment):
     play(scenario)
 
 
-def test_a_view_refuses_every_change(a_real_experiment):
+def test_a_read_only_view_of_a_stored_experiment_refuses_every_change(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -590,7 +590,7 @@ def test_a_new_search_space_that_the_tuner_refuses_causes_an_error_but_is_stored
         assert ExperimentSpec.from_json(reader.experiment().config).search_space_revision == 1
 
 
-def test_a_retry_from_a_checkpoint_uses_the_newest_checkpoint_and_fails_without_a_checkpoint(
+def test_a_retry_from_a_checkpoint_uses_the_newest_checkpoint_and_is_refused_if_there_is_none(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)

@@ -216,7 +216,7 @@ def test_a_full_mount_fails_the_space_and_write_checks(site, run_checks):
 
 
 @pytest.mark.any_machine
-def test_a_mount_that_belongs_to_another_user_fails_the_checks_and_the_remedy_names_the_owner(
+def test_a_mount_that_the_user_cannot_read_fails_three_checks_and_the_remedy_names_the_owner(
     site, run_checks, open_way, as_nobody
 ):
     site.workspace.root.chmod(0o711)

@@ -27,7 +27,7 @@ def succeed(keeper, key):
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["close", "until_stopped"])
-def test_a_manager_does_not_end_before_the_last_job_of_its_experiment(a_real_experiment, closes):
+def test_a_manager_waits_for_the_end_of_the_last_job_of_its_experiment(a_real_experiment, closes):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def scenario():

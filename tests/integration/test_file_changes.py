@@ -41,7 +41,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_the_end_of_a_trial_is_reported_with_each_change_of_its_metrics_or_output_file(site, name):
+def test_the_end_report_of_a_trial_lists_each_change_of_its_metrics_file_or_output_file(site, name):
     change, found = CHANGES[name]
     site.gate("collected")
     site.add_python_trial(TRAIN.format(change=change))

@@ -190,7 +190,9 @@ def test_deferred_writes_are_stored_by_close(counting, monkeypatch):
     assert counting.batches == [1]
 
 
-def test_a_full_disk_delays_writes_and_loses_none(database, tmp_path, monkeypatch):
+def test_writes_wait_while_another_process_locks_the_database_and_none_is_lost(
+    database, tmp_path, monkeypatch
+):
     monkeypatch.setattr(commits, "RETRY_S", 0.01)
     store = open_store(database, tmp_path)
     store._connection.execute("PRAGMA busy_timeout = 1")
@@ -261,7 +263,9 @@ def test_close_is_not_blocked_by_a_disk_that_stays_full(database, tmp_path):
         assert reader.trials() == []
 
 
-def test_close_stores_writes_added_by_its_last_transaction_and_refuses_later_writes(database, tmp_path):
+def test_close_stores_writes_that_are_added_during_its_last_transaction_and_refuses_later_writes(
+    database, tmp_path
+):
     store = open_store(database, tmp_path)
 
     async def run():
@@ -397,7 +401,9 @@ def test_small_writes_of_a_bulk_writer_do_not_throttle_other_bulk_writers(databa
     play(scenario, database, tmp_path)
 
 
-def test_a_producer_that_cancels_its_wait_for_capacity_is_not_checked_again(database, tmp_path):
+def test_the_capacity_for_a_producer_is_not_checked_after_the_producer_has_cancelled_its_wait(
+    database, tmp_path
+):
     async def scenario(group, gate):
         looks = dict.fromkeys((FLOOD, QUIET), 0)
 
@@ -428,7 +434,7 @@ def test_a_producer_that_cancels_its_wait_for_capacity_is_not_checked_again(data
     play(scenario, database, tmp_path)
 
 
-def test_the_metrics_of_a_trial_do_not_delay_the_storage_of_its_state(database, tmp_path):
+def test_many_queued_metrics_do_not_delay_the_write_of_a_trial_row(database, tmp_path):
     async def scenario(group, gate):
         said = [group.add([commit]) for commit in metrics(FLOOD, 20_000)]
         gate.opened.set()
@@ -491,7 +497,9 @@ def test_many_bulk_writers_leave_capacity_for_a_producer_that_has_no_queued_writ
     play(scenario, database, tmp_path)
 
 
-def test_a_full_store_reports_its_size_and_continues_after_space_is_freed(database, tmp_path, monkeypatch):
+def test_the_problem_of_a_full_disk_shows_the_database_size_and_disappears_when_space_is_freed(
+    database, tmp_path, monkeypatch
+):
     monkeypatch.setattr(commits, "RETRY_S", 0.01)
     store = open_store(database, tmp_path)
     (pages,) = store._connection.execute("PRAGMA page_count").fetchone()

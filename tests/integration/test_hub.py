@@ -71,7 +71,7 @@ def test_the_probe_endpoints_of_the_hub_need_no_token_and_return_no_data_of_expe
             assert another.post(hub.origin + path, timeout=DEADLINE_S).status_code == 401
 
 
-def test_a_hub_without_its_state_folder_is_alive_but_not_ready(hub, tmp_path):
+def test_the_probes_report_a_hub_without_its_state_folder_as_alive_but_not_ready(hub, tmp_path):
     (tmp_path / "state").rename(tmp_path / "unmounted")
     answer = requests.get(f"{hub.origin}/readyz", timeout=DEADLINE_S)
     assert (answer.status_code, answer.text) == (
@@ -200,7 +200,7 @@ ENTRANCES = ("/entrance", "/./entrance", "/%2e/entrance", "//entrance", "/trials
              "/x/..%2fentrance")  # fmt: skip
 
 
-def test_the_hub_refuses_login_link_requests_with_every_spelling_of_the_path(hub, running):
+def test_the_hub_refuses_requests_for_a_login_link_in_every_spelling_of_their_path(hub, running):
     for path in ENTRANCES:
         with socket.create_connection(("127.0.0.1", hub.port), timeout=DEADLINE_S) as peer:
             head = f"POST {of(running, path)} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n"
@@ -284,14 +284,14 @@ def test_a_view_with_an_open_event_stream_stays_open_while_another_experiment_is
         assert next(documents)["summary"]["note"] == "seen"
 
 
-def test_the_hub_shows_the_new_data_of_an_experiment_that_was_deleted_and_loaded_again(hub, stored, tmp_path):
+def test_the_hub_shows_the_new_data_of_a_stored_experiment_whose_database_was_replaced(hub, stored, tmp_path):
     assert hub.ask("GET", of(stored, "/summary")).json()["trialCount"] == 3
     another = made_experiment(tmp_path / "another", 1)
     another.folder.database.replace(stored.folder.database)
     assert hub.ask("GET", of(stored, "/summary")).json()["trialCount"] == 1
 
 
-def test_an_experiment_whose_results_cannot_be_read_is_listed_with_the_problem_beside_the_others(
+def test_the_list_of_all_experiments_shows_a_problem_for_an_experiment_whose_results_cannot_be_read(
     hub, stored, tmp_path, monkeypatch
 ):
     Registry.of_user().add(made_experiment(tmp_path / "another", 1, experiment_id="ANOTHER1").folder)

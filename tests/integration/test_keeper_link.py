@@ -90,7 +90,7 @@ def test_lost_bytes_are_sent_again_after_a_reconnect(site, caplog):
     assert site.manager.hellos == 2
 
 
-def test_a_keeper_replaces_a_dead_connection_although_the_proxy_still_accepts_bytes(site):
+def test_a_keeper_replaces_a_connection_whose_bytes_a_proxy_accepts_but_does_not_deliver(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     port = free_port_pair()
@@ -109,7 +109,7 @@ def test_a_keeper_replaces_a_dead_connection_although_the_proxy_still_accepts_by
         proxy.close()
 
 
-def test_a_restarted_manager_receives_all_bytes_after_its_last_commit(site):
+def test_a_restarted_manager_receives_all_bytes_that_it_had_not_committed(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper(collect_logs=True)
@@ -193,7 +193,7 @@ def test_a_keeper_reads_manager_json_again_if_the_file_was_temporarily_damaged(s
     assert_all_is_stored_once(site)
 
 
-def test_a_keeper_without_acks_sends_at_most_one_window_per_stream(site):
+def test_a_keeper_that_receives_no_acks_sends_at_most_one_window_per_stream(site):
     site.manager.commits = False
     site.add_python_trial(
         "import nni_sdk as nni\n"

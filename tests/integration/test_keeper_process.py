@@ -113,7 +113,7 @@ def assert_has_ended(pid):
 # ---- an ordinary trial
 
 
-def test_the_manager_receives_the_unchanged_metrics_of_a_trial_before_the_report_of_the_trial_end(site):
+def test_the_manager_receives_the_unchanged_metrics_of_a_trial_and_one_report_of_its_end(site):
     site.add_python_trial(REPORTING)
     keeper = site.start_keeper()
     assert keeper.wait() == 0
@@ -371,7 +371,7 @@ def test_training_code_that_ignores_the_stop_notice_receives_sigterm_and_then_si
     assert b"killing it" in log
 
 
-def test_sigterm_is_sent_immediately_if_the_stop_notice_cannot_be_written(site):
+def test_a_trial_receives_sigterm_immediately_if_the_stop_notice_cannot_be_written(site):
     site.add_python_trial(ASKS_FOR_STOP)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -761,7 +761,7 @@ def test_the_keeper_succeeds_if_its_output_pipe_has_no_reader(site, relay_output
     assert site.manager.all_of(TrialEnded) == [exit_of(site)]
 
 
-def test_a_keeper_works_with_closed_standard_descriptors(site):
+def test_a_keeper_that_starts_with_closed_stdin_stdout_and_stderr_stores_all_output_of_its_trial(site):
     site.gate("gate")
     site.add_python_trial(TALKATIVE + "open('gate').read()\n")
     prefix = ("bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash")

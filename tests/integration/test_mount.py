@@ -308,7 +308,7 @@ def ended_of(site):
     return site.exit(KEY)
 
 
-def test_a_damaged_snapshot_is_reported_and_the_command_does_not_run(site):
+def test_a_damaged_snapshot_ends_the_keeper_with_code_114_before_the_command_of_the_trial_runs(site):
     snapshot = with_snapshot(site, "touch ran", {"train.py": "print(1)"})
     snapshot.write_bytes(snapshot.read_bytes()[:-10])
     keeper = site.start_keeper()

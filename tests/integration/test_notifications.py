@@ -43,7 +43,7 @@ def problem(experiment):
     return wait_until(lambda: experiment.summary().get("problems"), "the manager reports a problem")[0]
 
 
-def test_a_webhook_receives_a_notification_of_consecutive_failures_and_of_the_end(a_real_experiment):
+def test_a_webhook_is_notified_of_consecutive_failures_and_of_the_end_of_the_experiment(a_real_experiment):
     with a_webhook() as webhook:
         experiment = an_experiment(
             a_real_experiment, [2, 0.5, 3, 4, 5, 0.75], [{"webhook": webhook.url, "failures": 2}]
@@ -104,7 +104,9 @@ def test_a_notification_to_an_unavailable_webhook_is_retried(a_real_experiment):
         assert webhook.refusals == 2
 
 
-def test_a_notification_refused_by_a_webhook_is_not_retried_and_the_error_hides_the_path(a_real_experiment):
+def test_a_notification_that_a_webhook_refuses_is_not_retried_and_the_error_hides_the_webhook_path(
+    a_real_experiment,
+):
     with a_webhook(404) as webhook:
         experiment = an_experiment(a_real_experiment, [0.5], [{"webhook": webhook.url}])
         experiment.start()

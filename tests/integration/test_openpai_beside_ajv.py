@@ -119,7 +119,7 @@ def refusal_here(text):
     return ""
 
 
-def test_the_server_accepts_every_mutated_job_that_this_project_accepts():
+def test_openpai_accepts_every_mutated_job_that_this_project_accepts():
     choices = random.Random(amount(1, None))
     texts = [yaml.safe_dump(JOB), *(mutated_text(choices) for _ in range(JOBS))]
     verdicts = [
@@ -132,7 +132,7 @@ def test_the_server_accepts_every_mutated_job_that_this_project_accepts():
 
 
 @pytest.mark.parametrize("where", ["taskRoles", "ports", "deployments"])
-def test_this_project_and_the_server_both_refuse_a_job_with_the_javascript_key_proto(where):
+def test_this_project_and_openpai_both_refuse_a_job_with_the_javascript_key_proto(where):
     job = copy.deepcopy(JOB)
     named = {
         "taskRoles": job["taskRoles"],

@@ -290,7 +290,7 @@ def test_page_files_are_cached_under_their_current_url_and_revalidated_under_an_
     assert (other.status_code, other.headers["Cache-Control"]) == (200, "no-cache")
 
 
-def test_the_url_of_the_page_files_changes_when_a_file_changes(tmp_path):
+def test_the_common_url_of_all_page_files_changes_when_one_file_changes(tmp_path):
     (tmp_path / "index.html").write_text('<script src="/page/main.js"></script>')
     (tmp_path / "main.js").write_text("1")
     before = Files(tmp_path).edition

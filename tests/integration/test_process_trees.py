@@ -333,7 +333,9 @@ def test_a_trial_that_exits_by_itself_leaves_no_process_and_reports_its_exit_cod
         again_in_namespace=amount(("KILL",), ("KILL", "TERM")),
     ),
 )
-def test_a_trial_killed_by_a_signal_reports_the_signal(programs, _name, number, in_namespace):
+def test_the_exit_code_of_a_trial_killed_by_a_signal_is_128_plus_the_signal_number(
+    programs, _name, number, in_namespace
+):
     keeper = start(programs, f"setsid sleep 1000 & kill -{number} $$", in_namespace=in_namespace)
     assert finish(programs, keeper, in_namespace=in_namespace) == (128 + number, ExitReason.SIGNAL)
 
@@ -431,7 +433,7 @@ def test_a_trial_that_ignores_sigterm_is_killed_after_the_grace_period(
 
 
 @pytest.mark.parametrize("number", [TERM, INT, HUP], ids=lambda number: number.name)
-def test_the_keeper_sends_sigterm_to_the_trial_for_every_termination_signal(programs, number):
+def test_a_trial_receives_sigterm_after_any_termination_signal_to_its_keeper(programs, number):
     keeper = start(programs, f"exec {PYTHON} handler.py 3", grace_s=LONG_GRACE_S)
     wait_until_ready(programs)
     keeper.signal(number)
@@ -862,7 +864,7 @@ print(json.dumps(said))
 """
 
 
-def test_exempt_sessions_survive_every_trial_and_keep_their_parent_process(tmp_path):
+def test_processes_in_exempt_sessions_survive_every_trial_and_keep_their_parent_process(tmp_path):
     result = subprocess.run(
         [sys.executable, "-c", EXEMPT, str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S
     )

@@ -92,7 +92,7 @@ def living_children():
 
 
 @pytest.mark.parametrize("what", DYING)
-def test_a_process_never_runs_the_training_code_if_it_dies_before_its_registration(tmp_path, what):
+def test_a_process_never_runs_the_training_code_if_its_keeper_dies_during_the_registration(tmp_path, what):
     (tmp_path / "train.py").write_text("open('" + str(tmp_path / "ran") + "', 'w')\n")
     died = play(tmp_path, DYING[what])
     assert died.returncode == -signal.SIGKILL, died.stderr
@@ -159,7 +159,7 @@ die()
     wait_until(lambda: not living_children(), "the trial has ended")
 
 
-def test_a_detached_guard_leaves_the_keeper_without_a_child(tmp_path):
+def test_a_keeper_has_no_child_process_after_it_has_detached_its_guard(tmp_path):
     program = """
 guard = OrphanReaper()
 guard.wait_for_start()
@@ -225,7 +225,7 @@ def is_marked(folder):
     return lambda environ: environ.get(MARKER) == str(folder)
 
 
-def test_reap_orphans_finds_processes_by_environment_ancestry_and_session(tmp_path):
+def test_reap_orphans_finds_processes_by_environment_or_ancestry_or_session(tmp_path):
     command = "env -i sleep 1000 & env -i setsid sleep 1000 & (env -i sleep 1000 & ) ; setsid sleep 1000 & echo go; wait"
     unrelated = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     trial = started(command, **{MARKER: str(tmp_path)})

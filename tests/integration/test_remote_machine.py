@@ -174,7 +174,7 @@ def test_a_job_whose_file_a_power_loss_has_torn_counts_as_ended_and_other_jobs_a
     assert server.next_end()["ended"] == "other"
 
 
-def test_a_start_that_fails_leaves_no_exit_code_for_the_next_start(tmp_path, monkeypatch):
+def test_a_failed_start_of_a_job_leaves_no_exit_code_for_its_next_start(tmp_path, monkeypatch):
     jobs, script = MachineJobs(tmp_path), tmp_path / "run.sh"
     script.write_text("exit 5")
 
@@ -237,7 +237,7 @@ def test_the_end_of_a_keeper_is_reported_if_it_ends_while_the_server_handles_the
         )
 
 
-def test_the_end_of_a_job_without_files_is_not_reported_and_the_server_still_answers(server):
+def test_a_job_whose_files_were_removed_is_unknown_and_the_server_continues_with_other_jobs(server):
     pid = server.start()["pid"]
     Path(server.root, "jobs/job.json").unlink()
     processes.kill(processes.ProcessStat.of(pid).parent)

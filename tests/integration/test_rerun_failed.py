@@ -57,7 +57,7 @@ def rerun_failed(tmp_path):
     return run
 
 
-def test_a_run_passes_and_repeats_no_test_if_it_has_no_failures(rerun_failed):
+def test_a_run_without_failures_passes_and_repeats_no_test(rerun_failed):
     code, out, flaky = rerun_failed(one=PASSES)
     assert (code, flaky, out.count("test session starts")) == (0, [], 1)
 

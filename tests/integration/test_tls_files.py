@@ -69,7 +69,7 @@ def test_nnictl_does_not_connect_to_a_server_with_another_certificate(running, t
         ManagerClient("TESTEXPT", wrong).summary()
 
 
-def test_curl_of_the_same_user_needs_the_certificate_but_no_token(running, files):
+def test_curl_run_by_the_same_user_needs_the_certificate_but_no_token(running, files):
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     command = ["curl", "--silent", "--show-error", "--cacert", files.certificate]
@@ -171,7 +171,7 @@ def test_a_manager_does_not_start_with_a_key_file_that_other_users_can_read(tmp_
         started(tmp_path / "made", files)
 
 
-def test_an_experiment_can_be_followed_after_a_renewal_of_its_certificate(tmp_path, files):
+def test_a_client_with_the_previous_certificate_can_follow_the_experiment_after_a_renewal(tmp_path, files):
     experiment = RealExperiment(tmp_path / "made", "pass\n", maxTrialNum=1)
     experiment.create()
     experiment.start(options=WebServerOptions(tls=files).arguments()[2:])

@@ -78,7 +78,7 @@ def test_a_window_with_the_option_whole_contains_uncut_values_and_all_metrics(tm
             assert (row.get("cut"), len(row["metrics"]), len(row["parameters"]["prompt"])) == (None, 40, 5000)
 
 
-def test_a_sample_is_compressed_and_contains_the_best_trial(view):
+def test_the_response_for_a_trial_sample_is_compressed_and_contains_the_best_trial(view):
     with view.ask("GET", "/trial-sample", params={"limit": 10}, stream=True) as response:
         assert response.headers["Content-Encoding"] == "gzip"
         document = json.loads(gzip.decompress(response.raw.read(decode_content=False)))

@@ -44,7 +44,7 @@ def stored(folder, trial_id=None):
         return reader.remarks(trial_id)
 
 
-def test_the_command_nnictl_trial_tag_can_add_remove_and_print_tags_and_can_be_repeated(nnictl, ended):
+def test_nnictl_trial_tag_adds_and_removes_and_prints_tags_and_stores_a_repeated_tag_once(nnictl, ended):
     for _ in range(2):
         code, out, err = nnictl("trial", "tag", "TEST", "-T", "00001", "--add", "keep", "--add", "lr/high")
         assert (code, out, err) == (0, "INFO: Trial 00001 has the tags keep, lr/high\n", "")
@@ -65,7 +65,7 @@ def test_tags_are_printed_as_a_json_list(nnictl, command):
         assert (code, json.loads(out), err) == (0, tags, "")
 
 
-def test_a_note_is_set_printed_and_removed(nnictl, ended):
+def test_a_note_can_be_set_and_printed_and_removed(nnictl, ended):
     text = "converges late\n  try \x1b[31mmore"
     assert (
         nnictl("trial", "note", "TEST", "-T", "00001", "--text", text)[1]

@@ -147,7 +147,7 @@ def test_an_imported_result_may_be_a_number_or_a_dict_with_a_default_number(valu
     ]
 
 
-def test_a_full_export_can_be_imported() -> None:
+def test_an_exported_result_with_all_its_fields_can_be_imported() -> None:
     remarks = {"tags": ["keep"], "note": "late", "onFront": True, "intermediate": [0.1, 0.25]}
     entry = {"parameter": PARAMETERS, "value": 0.25, "trialJobId": "aB3dE"} | remarks
     entry |= dict.fromkeys(PROVENANCE)

@@ -76,7 +76,7 @@ def test_config_check_warns_of_missing_gpus_and_programs_for_local_trials(nnictl
     ],
     ids=["unknown user", "date as key", "date", "date in an argument"],
 )
-def test_config_check_shows_values_that_are_not_json_and_home_folders_of_unknown_users(
+def test_config_check_shows_yaml_dates_and_the_home_folder_of_an_unknown_user(
     nnictl, here, changes, expected_code, error
 ):
     document = {

@@ -36,7 +36,7 @@ NAMES = {"ids": lambda file: file.stem}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", config_corpus.FILES, **NAMES)
-def test_the_result_or_the_errors_of_a_file_match_the_stored_golden_text(file):
+def test_the_result_or_the_errors_of_each_experiment_file_match_its_golden_text(file):
     """After an intended change: run python tests/fakes/config_corpus.py, and review the difference."""
     assert config_corpus.verdict_of(file) == config_corpus.verdict_path(file).read_text()
 

@@ -39,7 +39,7 @@ def test_objectives_and_constraints_survive_a_round_trip_through_the_store(read)
     assert not [each for each in spec.warnings if "default" in each], "the modes are given"
 
 
-def test_the_default_objective_is_the_default_metric_with_the_tuners_mode(read) -> None:
+def test_the_default_objective_is_the_default_metric_with_the_optimize_mode_of_the_tuner(read) -> None:
     spec = read(
         tuner={"name": "Random", "classArgs": {"optimize_mode": "minimize"}},
         constraints=[{"metric": "size_mb", "at_least": 1}],

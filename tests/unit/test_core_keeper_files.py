@@ -61,7 +61,9 @@ def test_a_truncation_is_recorded_and_reported_if_it_is_found_after_the_trial_en
     ]
 
 
-def test_a_file_that_becomes_shorter_causes_a_warning_in_the_end_report(simulated: SimulatedKeeper) -> None:
+def test_a_file_that_becomes_shorter_while_the_trial_runs_causes_one_warning_in_the_end_report(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running()
     simulated.at(1, grew(100))
     simulated.at(2, grew(40))
@@ -72,7 +74,9 @@ def test_a_file_that_becomes_shorter_causes_a_warning_in_the_end_report(simulate
     assert simulated.log.count(TRUNCATED) == 1
 
 
-def test_a_file_that_is_shorter_at_the_trial_end_causes_a_warning(simulated: SimulatedKeeper) -> None:
+def test_a_file_that_is_shorter_than_its_stored_bytes_at_the_trial_end_causes_a_warning(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running()
     simulated.at(1, grew(100))
     simulated.at(2, durable(100))
@@ -124,7 +128,7 @@ STOPS = [
 
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: type(stop).__name__)
 @pytest.mark.parametrize("code", [0, 143])
-def test_the_end_report_contains_the_metrics_size_when_the_stop_was_requested(
+def test_the_end_report_contains_the_size_that_the_metrics_had_when_the_stop_was_requested(
     simulated: SimulatedKeeper, stop: Event, code: int
 ) -> None:
     simulated.running()

@@ -79,7 +79,7 @@ def test_code_that_exits_after_the_stop_notice_gets_no_signal(simulated: Simulat
     assert simulated.at(105, TimerFired()) == []
 
 
-def test_code_that_handles_stop_notices_is_killed_on_time_even_without_a_timer_event(
+def test_code_that_handles_stop_notices_is_killed_on_time_even_if_only_other_events_arrive(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().awaits_notice = True

@@ -86,7 +86,7 @@ def test_a_manager_that_accepts_and_drops_connections_is_retried_with_growing_de
     assert link.retry_at_s == FIRST_RETRY_S * 2**4
 
 
-def test_the_method_reset_backoff_restores_the_first_retry_delay() -> None:
+def test_after_reset_backoff_the_link_retries_with_the_first_retry_delay() -> None:
     link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5, LinkEvent.DUE, LinkEvent.OPENED)
     assert link.is_up
     link.reset_backoff()

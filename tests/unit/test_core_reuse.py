@@ -295,7 +295,9 @@ def test_the_idle_timeout_counts_from_the_end_of_the_last_trial_even_without_a_c
     assert ExitKeeper(0) in simulated.at(800, TimerFired())
 
 
-def test_a_keeper_waits_for_unacknowledged_bytes_before_it_exits(simulated: SimulatedReusedKeeper) -> None:
+def test_a_keeper_with_unacknowledged_bytes_exits_only_after_a_timeout(
+    simulated: SimulatedReusedKeeper,
+) -> None:
     simulated.runs("first", 100)
     simulated.exits("first", 200)
     assert simulated.at(210, SignalReceived(15)) == []

@@ -49,7 +49,7 @@ def test_the_first_task_failure_ends_the_trial_if_the_policy_allows_no_failure()
     assert PS_AND_WORKERS.decisive([end_of("worker-0"), failure]) is failure
 
 
-def test_no_task_end_has_an_effect_after_the_first_decisive_task_end() -> None:
+def test_only_the_first_decisive_task_end_determines_how_the_trial_ends() -> None:
     failure = end_of("worker-0", succeeds=False)
     assert PS_AND_WORKERS.decisive([failure, end_of("worker-1"), end_of("ps-0")]) is failure
 
@@ -122,9 +122,9 @@ def test_a_trial_succeeds_with_its_job_if_the_completion_policy_tolerates_the_lo
 @pytest.mark.parametrize(
     ("reporter", "is_clean"),
     [
-        # The job has failed, so its policy needed the lost task.
+        # The job has not succeeded, so it may have needed the lost task.
         ("worker-0", False),
-        # The job has succeeded, but the lost task was the one that reports results.
+        # The job has succeeded, but the lost task was the one that reports results, so the final result is lost.
         ("worker-2", True),
     ],
 )

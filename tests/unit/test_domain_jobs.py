@@ -54,7 +54,7 @@ def test_a_job_that_reports_idle_too_early_becomes_idle_when_its_trial_ends() ->
 
 
 @pytest.mark.parametrize("assign", [Jobs.give, Jobs.prefetch], ids=["given", "prefetched"])
-def test_an_idle_report_from_before_the_assignment_of_a_trial_is_ignored_after_the_trial(
+def test_a_job_counts_as_idle_after_its_trial_only_if_it_reports_idle_again(
     assign,
 ) -> None:
     jobs = Jobs()
@@ -157,7 +157,7 @@ def test_the_start_of_a_trial_cancels_the_pending_revoke_of_the_trial(jobs: Jobs
     assert (job.revoking_ids, jobs.revoke(0)) == (set(), [])
 
 
-def test_an_idle_report_from_before_the_start_of_a_trial_being_revoked_is_ignored_after_the_trial(
+def test_a_job_that_starts_a_trial_despite_its_revoke_must_report_idle_again_after_the_trial(
     jobs: Jobs,
 ) -> None:
     job = jobs.live["env-0"]

@@ -105,7 +105,7 @@ def test_a_result_without_a_number_for_every_metric_is_rejected_with_a_reason() 
     assert MAXIMIZE.reason_against("{") == "{, which is not JSON"
 
 
-def test_a_constraint_is_violated_outside_its_bounds() -> None:
+def test_the_violation_of_a_constraint_is_the_distance_of_the_value_to_the_exceeded_bound() -> None:
     both = Constraint("size_mb", at_most=50.0, at_least=10.0)
     assert [both.violation(value) for value in (60.0, 50.0, 10.0, 7.0)] == [10.0, 0.0, 0.0, 3.0]
     assert Constraint("size_mb").violation(60.0) == 0.0

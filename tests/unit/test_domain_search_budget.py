@@ -24,7 +24,7 @@ def test_the_search_requests_additional_trials_for_prefetch() -> None:
     assert SearchBudget(LIMITS).ask(1) == [0, 1, 2, 3]
 
 
-def test_a_request_keeps_its_sequence_id_if_it_is_repeated_because_the_tuner_was_not_ready() -> None:
+def test_a_request_that_is_repeated_because_the_tuner_was_not_ready_keeps_its_sequence_id() -> None:
     budget = SearchBudget(LIMITS)
     budget.ask(0)
     budget.note_suggested()

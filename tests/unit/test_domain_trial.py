@@ -350,7 +350,7 @@ def test_a_trial_has_no_result_of_the_previous_attempt_if_the_next_attempt_could
     assert (trial.run.reason, trial.run.message) == (ExitReason.COULD_NOT_START, "no bash")
 
 
-def test_a_repeated_start_report_keeps_the_fields_of_the_attempt(a_trial) -> None:
+def test_a_repeated_start_report_changes_no_field_of_the_attempt(a_trial) -> None:
     trial = a_trial(0, {"final": "1", "value": 1.0, "intermediate_count": 4}, state=R)
     trial.began(FIRST, 110.0, 10.0)
     assert (trial.run.final, trial.run.value, trial.run.intermediate_count) == ("1", 1.0, 4)
@@ -396,7 +396,7 @@ def test_a_resumed_trial_keeps_the_attempt_of_its_run_until_a_newer_attempt_star
     assert trial.run.final is None
 
 
-def test_a_resumed_trial_has_its_latest_attempt_and_the_lost_attempts_stay_lost(a_trial) -> None:
+def test_a_resumed_trial_has_its_latest_attempt_which_stays_lost(a_trial) -> None:
     trial = a_trial(1, SPENT, state=R)
     registered = Attempts()
     for key in (FIRST, SECOND):
@@ -432,7 +432,9 @@ def test_a_lost_attempt_is_replaced_even_if_the_clock_of_the_next_attempt_is_beh
     )
 
 
-def test_a_lost_trial_whose_start_was_not_received_ends_when_the_loss_was_detected(a_trial) -> None:
+def test_the_end_time_of_a_lost_trial_is_the_time_of_the_loss_report_if_no_start_was_received(
+    a_trial,
+) -> None:
     trial = a_trial(0, {"started_at_s": 110.0}, state=R)
     trial.gone(ExitReason.JOB_LOST, "gone", 150.0, 7.0)
     assert (trial.run.started_at_s, trial.run.ended_at_s) == (110.0, 150.0)

@@ -60,7 +60,7 @@ def test_a_late_report_of_an_old_attempt_does_not_discard_the_results_of_the_cur
     assert search.tuner_results == [TellTuner(0, 0.4)]
 
 
-def test_a_result_of_a_new_attempt_counts_even_if_it_arrives_before_the_report_of_the_start() -> None:
+def test_a_result_of_a_new_attempt_counts_even_if_it_arrives_before_the_start_report_of_the_attempt() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.9")
@@ -77,7 +77,7 @@ def test_an_attempt_is_stored_with_its_number_when_it_is_first_seen() -> None:
         assert search.handle(AttemptSeen(key)) == []
 
 
-def test_an_ended_old_attempt_is_closed_and_the_trial_keeps_running() -> None:
+def test_an_old_attempt_is_closed_after_its_delivery_and_the_trial_keeps_running() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.start("t0", attempt=1)

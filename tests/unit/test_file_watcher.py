@@ -94,7 +94,7 @@ def test_a_write_by_another_process_ends_the_wait(watcher, file, loop):
     loop.run_until_complete(waiting())
 
 
-def test_a_file_write_is_reported_once(watcher, file, wait):
+def test_a_write_to_a_file_ends_only_one_wait(watcher, file, wait):
     append(file)
     wait(watcher)
     assert wait(watcher, longest_s=0.05) >= 0.05

@@ -88,7 +88,7 @@ def test_too_few_results_are_reported_as_the_reason_for_missing_importances():
     assert found.why.startswith("0 trials have a number 'loss'")
 
 
-def test_the_smallest_number_of_results_is_enough_for_importances():
+def test_importances_are_computed_from_the_minimum_number_of_results():
     found = importance_of(results(MIN_TRIALS, lambda p: p["a"], a=uniform), "default", maximize=True)
     assert found.to_json() == {"importances": [{"name": "a", "value": 1.0}], "trials": MIN_TRIALS, "why": ""}
 
@@ -98,7 +98,7 @@ def test_constant_parameters_are_reported_as_the_reason_for_missing_importances(
     assert found.why == "all trials had the same parameters"
 
 
-def test_importance_can_be_computed_for_parameters_with_any_json_value():
+def test_importances_are_computed_for_parameters_with_any_json_values():
     values = [1, 2.5, "x", None, True, [1], {}, {"a": 1}, 1e308, -1e308, "<script>", 10**400, "\ud800"]
     given = [({"odd": value, "n": number}, str(number)) for number, value in enumerate(values * 2)]
     found = importance_of([*given, ({}, "3"), ({"n": 1}, "NaN"), ({"n": 1}, "{")], "default", maximize=True)

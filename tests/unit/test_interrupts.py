@@ -17,7 +17,7 @@ def own_handler():
     signal.signal(signal.SIGTERM, before)
 
 
-def test_a_deferred_signal_reaches_the_handler_of_the_user_after_the_block(own_handler):
+def test_two_deferred_signals_reach_the_handler_of_the_user_once_and_after_the_with_block(own_handler):
     with deferred_interrupts():
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -33,12 +33,12 @@ def interrupted(number, error=None):
             raise error
 
 
-def test_ctrl_c_interrupts_after_the_block():
+def test_ctrl_c_in_a_block_with_deferred_interrupts_raises_keyboardinterrupt_after_the_block():
     with pytest.raises(KeyboardInterrupt):
         interrupted(signal.SIGINT)
 
 
-def test_an_error_of_the_block_takes_precedence_over_a_signal(own_handler):
+def test_an_exception_in_a_block_with_deferred_interrupts_takes_precedence_over_a_signal(own_handler):
     with pytest.raises(ValueError, match="of the block"):
         interrupted(signal.SIGTERM, ValueError("of the block"))
     assert own_handler == []

@@ -202,7 +202,7 @@ def test_a_node_that_fails_while_it_pulls_the_image_of_a_pod_counts_as_lost(pod,
     assert observed.node_warning("aB3dE") == ("node n1 is not ready" if is_lost else "")
 
 
-def test_an_event_about_the_node_of_an_earlier_pod_does_not_affect_a_pending_pod_with_the_same_name():
+def test_an_event_about_the_node_of_a_deleted_pod_does_not_affect_a_pending_pod_with_the_same_name():
     observed = an_observer(now_s=100.0)
     event = {"reason": "NodeNotReady", "involvedObject": {"name": "EXPT-worker-0", "uid": "earlier"}}
     observed.warnings.take(event | {"metadata": {"uid": "e"}})
@@ -230,7 +230,7 @@ def test_a_pending_pod_without_a_node_has_no_lost_node():
     assert observed.node_warning("aB3dE") == ""
 
 
-def test_a_running_pod_that_disappears_is_reported_as_deleted_by_another_client():
+def test_the_cause_for_a_running_pod_that_disappears_is_a_deletion_by_another_client():
     observed = an_observer()
     store(observed, a_pod(), is_gone=True)
     assert observed.cause("aB3dE", None).startswith("pod p-0 was deleted, but not by this manager; ")

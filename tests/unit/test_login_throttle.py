@@ -31,7 +31,7 @@ def test_login_sources_without_a_cooldown_are_removed_when_there_are_too_many_so
     asyncio.run(scenario())
 
 
-def test_a_source_with_a_failed_or_pending_login_is_never_dropped(monkeypatch):
+def test_login_sources_with_a_failed_or_pending_login_are_never_removed(monkeypatch):
     monkeypatch.setattr(login_throttle, "_MAX_SOURCES", 1)
     monkeypatch.setattr(login_throttle, "FAILURE_COOLDOWN_S", 3600.0)
 

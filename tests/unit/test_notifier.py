@@ -184,7 +184,7 @@ def test_an_unresponsive_webhook_delays_neither_the_close_of_the_notifier_nor_th
                 connection.recv(1)
 
 
-def test_only_recipients_whose_number_of_consecutive_failures_is_reached_are_notified_of_failures(tmp_path):
+def test_a_recipient_is_notified_of_failures_only_after_its_own_number_of_consecutive_failures(tmp_path):
     async def scenario(notifier, deliveries):
         for number in range(2):
             trial = Trial(f"t{number}", number, {}, {}, 0.0, None)

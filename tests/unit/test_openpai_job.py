@@ -161,7 +161,7 @@ def test_a_rendered_job_matches_its_golden_file(file, config, name, keeper):
 # ---- job files
 
 
-def test_a_job_file_keeps_unknown_keys_and_gets_a_new_name():
+def test_a_job_from_a_job_file_keeps_unknown_keys_and_gets_a_new_name():
     job = a_job(
         name="mine",
         version=1.5,
@@ -235,7 +235,7 @@ def test_a_job_file_that_does_not_mount_the_workspace_is_refused(extras, expecte
         template_of(with_job_file(job))
 
 
-def test_missing_job_file_keys_come_from_the_experiment_file_and_unused_keys_cause_warnings():
+def test_keys_missing_in_a_job_file_come_from_the_experiment_file_whose_unused_keys_cause_warnings():
     template = template_of(
         with_job_file(a_job(), storage_name="confignfs-data", virtual_cluster="vc1", image="idle", cpu=3)
     )

@@ -134,7 +134,7 @@ def test_the_pages_of_a_list_contain_each_job_once_and_in_order(items, order, si
 
 
 @given(ITEMS, st.sets(st.sampled_from("xyz"), min_size=1))
-def test_every_job_matches_one_of_two_opposite_tag_filters(items, tags):
+def test_every_job_matches_exactly_one_of_two_opposite_tag_filters(items, tags):
     words = ",".join(sorted(tags))
     has = listed({"tagsContain": words}, items)
     has_not = listed({"tagsNotContain": words}, items)

@@ -114,7 +114,7 @@ def test_a_deployment_adds_commands_before_and_after_the_commands_of_a_role():
     assert scripts(deployments=deployments).user.endswith("\n\necho hello\n")
 
 
-def test_a_secret_is_inserted_unescaped_into_the_script():
+def test_the_value_of_a_secret_is_inserted_unescaped_into_the_script():
     job = rendered(((*WORKER, "commands"), ["echo '<% $secrets.t %>'"]), secrets={"t": 'a&"b'})
     assert job.roles[0].scripts.user.endswith("echo 'a&\"b'\n")
 

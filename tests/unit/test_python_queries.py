@@ -47,7 +47,7 @@ def an_experiment(tmp_path, monkeypatch):
         ((), []),
     ],
 )
-def test_the_column_value_of_a_data_frame_has_the_numbers_that_the_tuner_receives(
+def test_the_column_named_value_of_a_data_frame_has_the_numbers_that_the_tuner_receives(
     an_experiment, results, values
 ):
     frame = an_experiment(*results).trials_dataframe()
@@ -93,7 +93,9 @@ def test_importances_refer_to_the_best_results_of_the_selected_objective(an_expe
         experiment.importances("speed")
 
 
-def test_a_data_frame_has_a_column_for_the_metric_default_if_it_is_not_the_first_objective(an_experiment):
+def test_a_data_frame_has_a_column_for_the_metric_named_default_if_it_is_not_the_first_objective(
+    an_experiment,
+):
     results = [{"loss": 0.5, "default": 3}, {"loss": 0.25, "default": 4}]
     both = [{"metric": "loss", "mode": "minimize"}, {"metric": "default", "mode": "maximize"}]
     experiment = an_experiment(*results, objectives=both)

@@ -28,7 +28,7 @@ def test_the_argument_maximize_is_refused_if_it_is_not_a_bool(value):
     )
 
 
-def test_a_function_that_is_missing_is_refused():
+def test_a_search_without_a_function_is_refused():
     with pytest.raises(
         UserError, match="cannot search with function=None: it is not callable; pass a function"
     ):
@@ -56,7 +56,7 @@ def test_a_function_that_is_missing_is_refused():
         ("gc_after_trial", "there is no such argument; help(search)"),
     ],
 )
-def test_the_error_for_an_unknown_argument_of_search_says_what_to_use_instead(name, remedy):
+def test_the_error_for_an_unknown_argument_of_search_names_the_replacement(name, remedy):
     with pytest.raises(UserError, match=re.escape(f"cannot use {name} in a search: ")) as caught:
         search(len, SPACE, **{name: 1})
     assert remedy in str(caught.value)

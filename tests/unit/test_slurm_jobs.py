@@ -105,7 +105,7 @@ async def test_jobs_that_arrive_while_three_calls_of_sbatch_run_are_submitted_to
     assert sbatch.calls == ["a", "b", "c", "defgh"]
 
 
-async def test_after_a_permanent_refusal_of_an_array_its_jobs_and_later_jobs_are_submitted_singly():
+async def test_if_slurm_permanently_refuses_an_array_its_jobs_and_later_jobs_are_submitted_one_by_one():
     sbatch = Sbatch(UserError("no arrays"), UserError("no such partition"))
     sbatch.is_open.set()
     submissions = Submissions(sbatch)
@@ -117,7 +117,7 @@ async def test_after_a_permanent_refusal_of_an_array_its_jobs_and_later_jobs_are
     assert sbatch.calls == ["abc", "a", "b", "c", "d", "e"]
 
 
-async def test_every_job_of_an_array_gets_the_error_if_the_array_cannot_be_submitted_now():
+async def test_every_job_of_an_array_gets_the_retryable_error_of_the_submission_of_the_array():
     sbatch = Sbatch(RetryableError("slurmctld is down"))
     sbatch.is_open.set()
     jobs = submitted(Submissions(sbatch), "abc")

@@ -222,7 +222,9 @@ def test_a_job_on_a_node_without_apptainer_exits_and_prints_a_remedy(tmp_path, m
     assert "cannot find apptainer on this node; load its module before nnictl create" in done.stderr
 
 
-def test_a_variable_named_container_does_not_change_a_job_without_an_image(tmp_path, monkeypatch):
+def test_an_environment_variable_named_in_container_does_not_change_a_job_without_an_image(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("in_container", "false")
     (tmp_path / "run.sh").write_text("echo runs")
     done = run(render.batch_script(str(tmp_path / "run.sh"), str(tmp_path / "started"), ""))

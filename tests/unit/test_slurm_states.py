@@ -90,14 +90,16 @@ def test_a_running_job_has_a_warning_if_slurm_preempts_or_suspends_it():
         ("CANCELLED by 1000", ExitReason.JOB_LOST, "CANCELLED by 1000, but not by this manager"),
     ],
 )
-def test_a_job_has_a_message_with_the_state_and_no_exit_code_if_slurm_ended_the_job(state, reason, words):
+def test_the_end_of_a_job_that_slurm_ended_has_a_message_with_the_state_and_no_exit_code(
+    state, reason, words
+):
     ended = end(state, "15")
     assert (ended.exit_code, ended.reason, ended.is_explained) == (None, reason, True)
     assert ended.message.startswith("Slurm reports job 12 (nni-EXPT-trial1): ")
     assert words in ended.message
 
 
-def test_a_job_has_its_exit_code_and_the_end_of_its_output_if_the_job_ended_by_itself():
+def test_the_end_of_a_job_that_failed_by_itself_has_the_exit_code_and_the_last_output():
     ended = end("FAILED", "26880", "NonZeroExitCode", log="trial-keeper: cannot find the mount")
     assert (ended.exit_code, ended.reason) == (105, ExitReason.KEEPER_LOST)
     assert ended.message == (

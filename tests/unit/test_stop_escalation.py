@@ -348,7 +348,7 @@ def test_a_stopping_job_has_a_deadline_after_a_manager_restart() -> None:
     assert (KILL_S, "KILLED") in search.steps()
 
 
-def test_the_grace_period_of_the_cluster_extends_the_deadline() -> None:
+def test_the_grace_period_of_the_cluster_postpones_the_kill_of_a_stopping_job() -> None:
     search = SimulatedStops()
     search.experiment.stops.cluster_grace_s = 45.0
     search.stop()

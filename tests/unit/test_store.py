@@ -236,7 +236,7 @@ def test_records_can_be_selected_by_type_and_range(store, reader):
     assert [row.value for row in reader.latest_intermediates()] == ["2"]
 
 
-def test_the_range_of_results_includes_neither_failed_trials_nor_trials_without_a_number(store, reader):
+def test_the_lowest_and_highest_result_exclude_failed_trials_and_trials_without_a_number(store, reader):
     values = [
         (TrialState.SUCCEEDED, 0.5),
         (TrialState.USER_CANCELED, 0.25),
@@ -289,7 +289,7 @@ def test_half_a_surrogate_pair_in_a_message_is_stored_as_an_escape(store, reader
     assert len(metrics_of(reader, KEY.trial_id)) == 1
 
 
-def test_log_bytes_that_are_written_twice_are_stored_once_at_their_offsets(store, tmp_path, reader):
+def test_log_bytes_that_are_committed_twice_are_stored_once_at_their_offsets(store, tmp_path, reader):
     pieces = [
         StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello"),
         StreamWrite(KEY, Stream.STDOUT, 5, 7, data=b", "),
@@ -508,7 +508,7 @@ def test_the_database_is_not_accessible_to_other_users(store, database):
 
 
 @pytest.mark.parametrize("count", [0, 1, ROWS_OF_A_PAGE - 1, ROWS_OF_A_PAGE, 2 * ROWS_OF_A_PAGE + 1])
-def test_the_metric_pages_contain_every_record_once_and_in_order(store, reader, count):
+def test_pages_of_metrics_contain_every_record_once_and_in_order(store, reader, count):
     other = AttemptKey("fGhIj", attempt_id(0), "main-0")
     trials = [a_trial(), a_trial(trial_id=other.trial_id, sequence_id=1)]
     commits = [a_commit(*range(n), key=key) for key, n in ((KEY, count), (other, 7)) if n]
@@ -617,7 +617,7 @@ def test_an_endless_reader_delays_few_commits_and_does_not_change_the_wait_for_o
     assert store._connection.execute("PRAGMA busy_timeout").fetchone() == (600_000,)
 
 
-def test_the_note_at_the_end_of_a_truncated_log_is_written_once(store, tmp_path, reader):
+def test_the_note_about_the_truncation_of_a_log_is_written_once(store, tmp_path, reader):
     piece = StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello", postscript=b" cut")
     for _ in range(2):
         store.commit([piece], 1.0)

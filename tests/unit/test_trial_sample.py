@@ -73,7 +73,7 @@ def test_evenly_spaced_indices_include_the_first_and_the_last_index(count: int, 
         assert max(gaps) - min(gaps) <= 1
 
 
-def test_a_sample_has_the_pareto_front_and_never_treats_an_infeasible_trial_as_an_improvement():
+def test_a_sample_includes_the_pareto_front_and_counts_only_feasible_trials_as_improvements():
     trials = [Trial(f"t{number}", number, {}, {}, 0.0, "job") for number in range(1000)]
     for trial in trials:
         trial.run.value, trial.run.is_feasible = float(trial.sequence_id), trial.sequence_id % 2 == 0

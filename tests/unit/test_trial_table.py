@@ -176,7 +176,7 @@ def test_nested_parameters_of_the_same_name_have_columns_of_their_own(capsys):
         trial_table.columns_of("units", trials)
 
 
-def test_a_parameter_with_the_name_of_a_built_in_column_has_a_prefix(capsys):
+def test_the_column_of_a_parameter_has_a_prefix_if_a_built_in_column_has_the_same_name(capsys):
     trials = [
         a_trial(0, value=0.5, time=9, lr=1),
         a_trial(1, value=0.7, time=3, lr={"_name": "a", "value": 4}),

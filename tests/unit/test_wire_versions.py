@@ -60,7 +60,7 @@ def test_the_patch_number_of_a_version_does_not_affect_compatibility(
 
 
 @given(st.tuples(NUMBERS, NUMBERS), st.tuples(NUMBERS, NUMBERS))
-def test_versions_with_different_major_or_minor_numbers_are_compatible_only_before_0_6(
+def test_versions_with_different_major_or_minor_numbers_agree_only_if_the_manager_is_older_than_0_6(
     manager: tuple[int, int], keeper: tuple[int, int]
 ) -> None:
     agree = versions_agree("{}.{}".format(*manager), "{}.{}".format(*keeper))
@@ -68,7 +68,7 @@ def test_versions_with_different_major_or_minor_numbers_are_compatible_only_befo
 
 
 @given(st.text(), st.text())
-def test_any_texts_are_compared_without_an_exception(manager: str, keeper: str) -> None:
+def test_version_texts_of_any_form_are_compared_without_an_exception(manager: str, keeper: str) -> None:
     assert versions_agree(manager, keeper) in (True, False)
 
 
