@@ -110,7 +110,8 @@ def _connection_delays_ms(home: Path) -> list[float]:
         "trial": trial,
         "paiConfig": {"userName": "me", "token": "none-is-needed", "host": "local"},
     }
-    (work / "config.yml").write_text(json.dumps(experiment))  # JSON is valid YAML
+    # The file contains JSON, which is valid YAML.
+    (work / "config.yml").write_text(json.dumps(experiment))
     environ = os.environ | {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
 
     def nnictl(*arguments: str) -> None:

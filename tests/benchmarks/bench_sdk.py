@@ -139,7 +139,8 @@ def import_cost() -> list[Row]:
     programs = {"bare": "import os", "sdk": "import os, nni_sdk", "nni": "import os, nni"}
     walls_ms: dict[str, list[float]] = {name: [] for name in programs}
     peaks_kb: dict[str, list[int]] = {name: [] for name in programs}
-    # VmHWM is the peak memory of the process alone. getrusage would include the memory of the parent process.
+    # VmHWM is the peak memory of this process alone, so the program reads it. getrusage would include the memory of the parent
+    # process.
     peak = "\nfor line in open('/proc/self/status'):\n  if line.startswith('VmHWM'): print(line.split()[1])"
     for _ in range(31):
         for name, program in programs.items():

@@ -84,7 +84,7 @@ def output_of(peer: Peer, folder: Path, *arguments: str | Path) -> str:
     installed = _INSTALLED / peer.folder
     if not (installed / ".installed").exists():
         raise PeerLacking(f"{peer.name} is not installed: make peers")
-    # The peer runs with its defaults, without the modules of trial-keeper and without the settings of the user.
+    # Remove variables from the environment, so that the peer runs with its defaults and without the modules of trial-keeper.
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", *peer.settings))
     }

@@ -155,7 +155,8 @@ def document_with(block):
         change = yaml.safe_load(each.text)
         if "trainingService" in change or "name" in change.get("tuner", {}):
             document = SECOND
-        # Only complete experiment files and the block itself are used. Other blocks of the page are fragments.
+        # The document is built from the complete experiment files before the block and from the block itself. The other blocks of
+        # the page are fragments, which are skipped.
         if _FIRST_KEYS & change.keys() or each == block:
             document = merged(document, change)
             # A complete section of the block replaces the document's section; the two sections are not merged.

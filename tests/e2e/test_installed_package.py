@@ -18,7 +18,7 @@ from real_experiment import free_port_pair
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "nni_sdk", "trial_keeper", "manager", "docs")
-# This code is like NNI's quickstart notebook, with another model.
+# This code is that of NNI's quickstart notebook, except that it trains another model.
 QUICKSTART = """
 import sys
 from nni.experiment import Experiment

@@ -77,7 +77,7 @@ def test_the_callback_reports_the_best_value_as_final_result_if_requested(traine
 def test_a_stopped_training_ends_early_and_reports_a_final_result(trained):
     stopped = trained["stopped"]
     assert stopped["error"] is None
-    # A framework may validate once more before the training ends.
+    # After the stop request, a framework may validate and report once more before the training ends.
     assert STOP_AFTER <= len(stopped["intermediate"]) <= STOP_AFTER + 1
     assert stopped["intermediate"] == pytest.approx(stopped["values"])
     assert stopped["final"] == final_of(trained, stopped["values"])

@@ -66,7 +66,8 @@ def unknown_fields(model, value, at):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return [found for key, each in items for found in unknown_fields(match[1], each, f"{at}.{key}")]
     kind = getattr(kubernetes.client, model, None)
-    if kind is None:  # without a class, the type is a number, a text or an object of any shape
+    # The client has no class for numbers, texts and objects of any shape, so these have no unknown fields.
+    if kind is None:
         return []
     names = {name: attribute for attribute, name in kind.attribute_map.items()}
     found = [f"{at}.{key}" for key in value.keys() - names.keys()]
@@ -272,7 +273,8 @@ def test_the_command_and_the_probes_of_the_deployment_work_behind_an_ingress(tmp
         (path,) = document("Ingress")["spec"]["rules"][0]["http"]["paths"]
         host = annotations["nginx.ingress.kubernetes.io/upstream-vhost"]
         assert annotations["nginx.ingress.kubernetes.io/backend-protocol"] == "HTTPS"
-        # These are the nginx settings that ingress-nginx generates from the annotations.
+        # ingress-nginx generates these nginx settings from the annotations. The test writes them, because it runs nginx without
+        # Kubernetes.
         settings = f"proxy_set_header Host {host}; proxy_set_header X-Forwarded-Host $http_host;"
         with nginx(tmp_path / "nginx", port, settings=settings, encrypts_backend=True) as front:
             code, text = answer_of(f"http://127.0.0.1:{front}{path['path']}/all", Host="lab.example")

@@ -152,7 +152,7 @@ def test_the_python_client_of_nni_can_query_and_change_and_stop_an_experiment(cl
             assert reader.experiment().state.value == "STOPPED"
 
 
-# This script calls the functions of NNI's nnictl directly, because NNI's commands need setuptools.
+# NNI's command nnictl needs setuptools, so this script calls the functions of the command directly.
 NNICTL = """
 import sys
 from pathlib import Path

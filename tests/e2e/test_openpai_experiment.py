@@ -130,7 +130,8 @@ def own_address():
     """An address of this machine that is not loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.254", 9))  # connecting a UDP socket sends nothing
+            # For a UDP socket, connect() sends nothing. It only selects the own address.
+            probe.connect(("192.0.2.254", 9))
         except OSError:
             pytest.skip("this machine has no network")
         return probe.getsockname()[0]
@@ -156,8 +157,7 @@ def test_keepers_on_other_machines_connect_over_tls_and_verify_the_certificate(n
     everything = [path.read_text(errors="replace") for path in workspace.root.rglob("*") if path.is_file()]
     assert not any(key in text for text in everything)
     assert stat.S_IMODE((folder / "tls.pem").stat().st_mode) == 0o600
-    # The log has a line for each connected keeper. The manager therefore received data over connections, and did not only read
-    # the files on the storage.
+    # The log must have lines for connected keepers. Otherwise the manager could have read all results from files on the storage.
     assert (folder / "log" / "nnimanager.log").read_text().count(" connected") >= 3
     # The trial has connected without TLS. The manager must print nothing about this connection.
     assert (folder / "log" / "nnictl_stderr.log").read_text() == ""

@@ -311,7 +311,7 @@ def test_the_scale_of_a_slice_chart_follows_the_type_of_the_parameter_in_the_sea
     plot = "document.querySelector('[aria-label=\"Result against one parameter\"] .plot')"
     expect(slice_chart.get_by_text(name, exact=True).first).to_be_visible()
     assert person.evaluate(f"{plot}.layout.xaxis.type") == scale
-    # All values are read in one call, because the chart may be redrawn between two calls.
+    # One call reads the boxes of all labels, because the page may redraw the chart between two calls.
     boxes = person.evaluate(
         f"[...{plot}.querySelectorAll('.xtick')].map((tick) => tick.getBoundingClientRect().toJSON())"
     )
@@ -331,7 +331,8 @@ def test_a_contour_shows_two_parameters_on_the_scales_of_the_search_space(person
     expect(person.page.locator(".contourlayer .contourfill").first).to_be_attached()
     chosen = [person.see(f"contour-{axis}").input_value() for axis in "xy"]
     assert len(set(chosen)) == 2
-    # The page preselects the two most important parameters. If a user selects the parameter of x for y, the page swaps the axes.
+    # The page has selected the two most important parameters. If a user selects the parameter of x for y too, the page swaps the
+    # axes.
     person.see("contour-y").select_option(chosen[0])
     assert person.see("contour-x").input_value() == chosen[1]
     person.see("contour-x").select_option("lr")
@@ -561,7 +562,7 @@ def test_every_result_metric_is_available_as_table_column_and_filter_and_chart_a
         person.see("param-filter-op").select_option(">")
         person.see("param-filter-value").fill("0.19")
         person.see("param-filter-add").click()
-        # The losses above 0.19 are 1, 1/2, 1/3 and 1/5. Trial 3 has no loss.
+        # The losses above 0.19 are 1, 1/2, 1/3 and 1/5. The loss 1/4 would be that of trial 3, which has none.
         expect(person.see("table-count")).to_contain_text("4 of 20")
         person.see("chart-metric").select_option("loss")
         chart = person.page.get_by_label("Default metric of each trial")

@@ -106,7 +106,7 @@ def test_a_user_tuner_receives_the_search_space_unchanged(a_real_experiment, spa
     experiment.start()
     experiment.wait_for_status("DONE")
     experiment.kill_manager()
-    # The manager may have been killed before it stored the state DONE. The restarted manager then stores it.
+    # The manager may have been killed before it stored the state DONE. Then the restarted manager stores this state.
     experiment.start()
     assert experiment.wait_for_status("DONE", is_stored=True)["counts"]["SUCCEEDED"] == 2
     with StoreReader(experiment.folder.database) as reader:

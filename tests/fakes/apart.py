@@ -61,7 +61,8 @@ class Apart:
 class LocalServiceApart(LocalTrainingService):
     """Runs jobs as processes of this machine, in the network and with the clock of the jobs."""
 
-    forks_keepers = False  # a forked keeper would skip the prefix that the test adds to run.sh
+    # The test adds a prefix to run.sh, and a forked keeper would not run this script.
+    forks_keepers = False
 
     def __init__(self, apart: Apart, config, folder, on_job_ended):
         super().__init__(config, Workspace(Path(apart.workspace)), folder.jobs, on_job_ended)

@@ -67,7 +67,8 @@ class ForkedProcess:
         self.returncode: int | None = None
         """The exit code, or the negative number of the signal that has ended it; None while it runs."""
         self.stdout = self.stderr = None
-        self._waiting = threading.Lock()  # several threads may call wait() at the same time
+        # Several threads may call wait() at the same time, but only one may read the reply.
+        self._waiting = threading.Lock()
         self._replies, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
             request = json.dumps([[*arguments], os.getcwd(), umask, dict(environ), start_new_session])

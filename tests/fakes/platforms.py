@@ -248,7 +248,7 @@ class RunScriptJobsHere(JobsHere):
 class Local(Platform):
     stopped = (9, ExitReason.KEEPER_LOST)
     removed, removal_kills = (-signal.SIGKILL, ExitReason.KEEPER_LOST), True
-    # The second manager cannot read the exit code, because the process is not its child.
+    # A manager that adopts a job cannot read its exit code, because the process is no child of this manager.
     adopted_exit_code = None
 
     def __init__(self, name, folder, monkeypatch):

@@ -141,7 +141,8 @@ class RealExperiment:
             "trial": {"command": f"{sys.executable} train.py", "codeDir": "."},
         } | config
         self.config_file = self.code / "config.yml"
-        self.config_file.write_text(json.dumps(document))  # JSON is valid YAML
+        # The file contains JSON, which is valid YAML.
+        self.config_file.write_text(json.dumps(document))
         self.config = read_experiment_file(self.config_file)
         self.folder = ExperimentFolder(self.config.log_dir / experiment_id)
         self.environ = os.environ | (environ or {})

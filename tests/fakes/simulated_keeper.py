@@ -46,7 +46,8 @@ SETTINGS = KeeperSettings("exp", "job", "/mnt/exp", "token", "abcde", grace_s=10
 REUSED = replace(SETTINGS, trial_id=None)
 
 
-# These times are in seconds since the epoch, while the keeper's monotonic clock starts at 0.
+# These times of a trial are in seconds since the epoch. They cannot be compared with the times of `at`, which are on a monotonic
+# clock that starts at 0.
 STARTED_AT_S, ENDED_AT_S = 1000.0, 2000.0
 
 

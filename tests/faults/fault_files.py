@@ -26,7 +26,7 @@ FORGED_VALUE = 424_242
 TASK = "main-0"
 SPECIAL = ("pipe", "link", "sparse")
 """A pipe, a link to an endless device, and a sparse file of 4 GiB."""
-# A forger has no access to the token, and can only guess the signature.
+# A forger has no token to make a valid signature, so forged documents have a random one.
 _SIGNATURE = {"signature": secrets.token_hex(32)}
 
 

@@ -69,7 +69,8 @@ def _changes(workspace: Workspace, trial_id: str) -> list[str]:
             try:
                 change(folder, encode(0, trial_id, "FINAL", 0, FORGED_VALUE))
             except (PermissionError, FileNotFoundError):
-                pass  # the file system refused the change, or the keeper has not made the folder yet
+                # Either the file system refuses the change, or the keeper has not made the folder yet.
+                pass
             else:
                 changed.append(f"{change.__name__} {trial_id}")
     return changed

@@ -17,7 +17,7 @@ from nni_manager.support.leftovers import processes_of
 
 pytestmark = pytest.mark.timeout(180)
 
-# The first two trials wait until the test creates the gate file.
+# Trials 0 and 1 wait until the test creates the gate file. Later trials end at once.
 TRAIN = """
 import os, time
 import nni_sdk as nni

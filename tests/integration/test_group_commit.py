@@ -231,7 +231,8 @@ def test_writes_are_not_acknowledged_if_the_store_raises_an_unexpected_exception
 
     async def run():
         group = commits.GroupCommit(store, told.append)
-        # This trial has the same sequence id as the trial of row(1), so the store raises an error.
+        # Two trials must not have the same sequence id. The store raises an error for this trial, because row(1) has the id 1
+        # too.
         clash = trial_row(Trial("other", 1, {}, {}, 0.0, "other"))
         done = group.add([row(1), clash])
         with pytest.raises(Exception, match="UNIQUE"):
@@ -564,7 +565,7 @@ def decided_writes(reports):
         yield StreamWrite(key, Stream.STDOUT, offset, offset + size_bytes, data=b"x" * size_bytes)
 
 
-# Reports of up to three trials. Each report is small or bulk.
+# These are reports of the trials a, b and c. The number is the size of the report in bytes: small or bulk.
 REPORTS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([1, 200_000])), min_size=1, max_size=12)
 
 

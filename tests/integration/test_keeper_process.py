@@ -375,7 +375,7 @@ def test_a_trial_receives_sigterm_immediately_if_the_stop_notice_cannot_be_writt
     site.add_python_trial(ASKS_FOR_STOP)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
-    # The keeper writes the notice to this temporary path first. Because the path is a folder, the write fails, even for root.
+    # The keeper first writes the stop notice to this temporary path. A folder at the path makes the write fail, even for root.
     (site.attempt().path / ".stop_notice.json.new" / "full").mkdir(parents=True)
     keeper.signal(signal.SIGTERM)
     wait_until(lambda: b"SIGTERM" in site.file(Stream.STDOUT), "the signal is handled")
@@ -548,7 +548,7 @@ def test_a_read_only_or_full_workspace_is_an_error_with_a_remedy(site, private_m
 
 def test_the_keeper_writes_the_exit_record_as_soon_as_the_workspace_is_writable_again(silent_site):
     site = silent_site
-    # A folder at the path of the temporary file makes the write of exit.json fail, like a full disk.
+    # The keeper first writes exit.json to this temporary path. A folder at the path makes the write fail, as a full disk would.
     site.add_trial('mkdir "$NNI_SYS_DIR/.exit.json.new"; exit 3')
     keeper = site.start_keeper()
     wait_until(lambda: "the command ended" in keeper.stderr, "the command has ended")

@@ -20,7 +20,7 @@ from nni_manager.training_services.openpai.protocol import parse
 pytestmark = pytest.mark.timeout(amount(300, 1200))
 
 JOBS = amount(150, 8000)
-# This job has every key that the server checks.
+# This job has every key that the server of OpenPAI checks, so that mutations can change each of them.
 JOB = yaml.safe_load("""
 protocolVersion: 2
 name: a_job-1

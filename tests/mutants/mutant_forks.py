@@ -203,7 +203,7 @@ class Forks:
         os.close(writer)
         running = tests[0]
         try:
-            # The fork writes the number of each test as it starts, and "done" after the last one.
+            # When a test starts, the fork writes the number of the test. After the last test, it writes "done".
             while select.select([reader], [], [], self._request.hang_s)[0]:
                 words = os.read(reader, 65536).decode().split()
                 if words[-1:] == ["done"]:

@@ -257,8 +257,10 @@ def test_no_trial_is_prefetched_for_a_job_that_may_run_only_one_trial() -> None:
 def test_job_ids_stay_unique_after_a_restart() -> None:
     jobs = Jobs()
     jobs.remember("env-6")
-    jobs.remember("aBcDe")  # a job of an experiment without reuse is named after its trial
-    jobs.remember("aBcDe-9")  # the job of the ninth restart of that trial
+    # Without reuse, a job is named after its trial. Its name must not affect the numbers of reused jobs.
+    jobs.remember("aBcDe")
+    # This is the job of the ninth retry of that trial, not the reused job 9.
+    jobs.remember("aBcDe-9")
     assert jobs.new_id() == "env-7"
     jobs.add(Job(jobs.new_id()))
     assert jobs.new_id() == "env-8"

@@ -53,7 +53,7 @@ def test_nested_parameters_have_separate_importances():
 
 
 def test_importances_refer_to_the_best_trials_in_the_direction_of_the_search():
-    # The highest results depend on `a` only, and the lowest results on `b` only.
+    # The function makes the highest results depend on `a` only, and the lowest results on `b` only.
     given = list(results(200, lambda p: max(p["a"], 0) + min(p["b"], 0), a=uniform, b=uniform))
     for maximize, first in ((True, "a"), (False, "b")):
         assert next(iter(importance_of(given, "default", maximize=maximize).shares)) == first

@@ -72,7 +72,7 @@ def test_a_data_frame_shows_the_pareto_front_and_the_violated_constraints(an_exp
 def test_importances_refer_to_the_best_results_of_the_selected_objective(an_experiment):
     numbers = random.Random(1)
     drawn = [{"a": numbers.uniform(-1, 1), "net": {"b": numbers.uniform(-1, 1)}} for _ in range(60)]
-    # The highest values depend on `a` only, and the lowest values on `b` only.
+    # The values are made so that the highest depend on `a` only, and the lowest on `b` only.
     values = [max(each["a"], 0) + min(each["net"]["b"], 0) for each in drawn]
     experiment = an_experiment(
         *[{"loss": value, "gain": value, "other": value} for value in values],

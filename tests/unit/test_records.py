@@ -298,7 +298,8 @@ def test_a_frame_without_an_end_does_not_hide_the_next_frame():
 
 def test_an_incomplete_frame_whose_length_fits_the_line_does_not_hide_the_next_frame():
     good = encode(1, "t", "FINAL", 0, 1)
-    broken = b"ME%06d{" % (1 + len(good))  # The header declares exactly the remaining length of the line.
+    # The header declares the remaining length of the line, which is 1 plus the length of the good frame.
+    broken = b"ME%06d{" % (1 + len(good))
     decoded = decode(broken + good, 0)
     assert [r.offset for r in decoded.records] == [len(broken)]
     assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
