@@ -575,8 +575,8 @@ class Experiment:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         if is_under_way:
-            # These disk faults prevent the start of a manager, and the plan would end them only after the resume. So they are
-            # ended first.
+            # Some disk faults prevent the start of a manager, and the plan ends them only after the resume. So this loop ends
+            # them before the resume.
             for fault_of_disk in [each for each in self.hit if each.kind in _KEEPS_MANAGERS_OUT]:
                 self._heal_site(fault_of_disk)
             wait_until(self.resume, "a manager runs after the stop", DONE_TIMEOUT_S)

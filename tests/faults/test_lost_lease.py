@@ -70,7 +70,7 @@ def test_a_suspended_manager_stores_none_of_its_queued_writes_after_it_was_repla
     a_real_experiment, tmp_path, wakes_first
 ):
     experiment = a_real_experiment(TRAIN, trialConcurrency=2, maxTrialNum=TRIALS)
-    # A forked manager is no child of the test and has another command line. The test needs both.
+    # The manager must be a child of this test, and must have its usual command line. A forked manager has neither property.
     experiment.is_forked = False
     lock = experiment.folder.path / "owner.lock"
     path = experiment.environ.get("PYTHONPATH", "")

@@ -139,7 +139,7 @@ def test_an_invalid_message_is_refused_with_a_documented_status_and_a_short_erro
     cases = [
         ([b"\xff\xff\xff"], CODE.INVALID_ARGUMENT),
         ([hello, b"\xff\xff\xff"], CODE.INVALID_ARGUMENT),
-        ([b"\x0a\x04\x0a\x02\xff\xfe"], CODE.INVALID_ARGUMENT),  # This text is not valid UTF-8.
+        ([b"\x0a\x04\x0a\x02\xff\xfe"], CODE.INVALID_ARGUMENT),  # a text field that is not UTF-8
         ([hello, hello], CODE.INVALID_ARGUMENT),
         ([b""], CODE.INVALID_ARGUMENT),
         ([words(Chunk(key, metrics, 0, b"x"))], CODE.INVALID_ARGUMENT),

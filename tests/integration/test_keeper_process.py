@@ -676,8 +676,8 @@ def test_a_restarted_job_starts_a_second_attempt(site):
 def test_concurrent_keepers_of_a_trial_start_different_attempts(site):
     site.add_python_trial(REPORTING)
     keepers = [site.start_keeper() for _ in range(3)]
-    # The keeper of a newer attempt kills the processes of older attempts. So each trial either succeeds or is killed with
-    # SIGKILL.
+    # The keeper of a newer attempt kills the processes of older attempts. So each attempt either succeeds or is killed with
+    # SIGKILL, and its keeper exits with the same code.
     assert {keeper.wait() for keeper in keepers} <= {0, 128 + signal.SIGKILL}
     keys = [AttemptKey(TRIAL, attempt_id(number), "main-0") for number in range(3)]
     assert site.manager.numbers.keys(TRIAL) == keys

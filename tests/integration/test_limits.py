@@ -28,7 +28,7 @@ for number in range(500):
 nni.report_final_result(1)
 """
 REPORTS, WRITES = amount(20_000, 200_000), amount(10_000, 100_000)
-# This load is a smaller version of ten million reports and a hundred thousand tiny writes.
+# `make bench` measures ten million reports and a hundred thousand tiny writes. This load is the same kind with smaller numbers.
 FLOOD = f"""
 import os
 import nni_sdk as nni

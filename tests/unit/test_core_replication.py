@@ -143,7 +143,7 @@ def test_metrics_are_sent_before_logs() -> None:
     assert [chunk.stream for chunk in replication.next_chunks(KEY)] == [METRICS, STDOUT, STDERR]
 
 
-def test_bytes_written_after_the_trial_end_are_not_sent(a_replication) -> None:
+def test_bytes_that_are_written_after_the_trial_has_ended_are_not_sent(a_replication) -> None:
     replication = a_replication(size=10)
     replication.ended({METRICS: 12})
     replication.grew({METRICS: 20})

@@ -298,7 +298,9 @@ def test_a_stream_that_exactly_fills_the_quota_is_not_marked_as_truncated(new_in
     assert not commit.is_last_collected
 
 
-def test_the_report_of_a_partial_record_contains_its_cause(new_ingest, small_limits) -> None:
+def test_the_reason_for_an_unreadable_record_says_whether_it_is_truncated_or_incomplete(
+    new_ingest, small_limits
+) -> None:
     _, torn = new_ingest().take(METRICS, 0, FIRST + SECOND)
     assert [span.reason for span in torn.garbage] == ["the metrics are truncated inside this record"]
     for ends_first in (False, True):

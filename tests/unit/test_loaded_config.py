@@ -28,7 +28,7 @@ def fields_of(checked):
     for name in ELSEWHERE:
         del fields[name]
     if fields["tuner"]["own"]:
-        # For a class of the user, the name of the tuner depends on the form of the configuration.
+        # The name of a tuner class that a user wrote is MyTuner in a v1 file, and my_tuner.MyTuner in Python and in a v2 file.
         del fields["tuner"]["name"]
     if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
         fields["pai"]["host"] = f"http://{fields['pai']['host']}"

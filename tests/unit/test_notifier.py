@@ -92,7 +92,7 @@ def test_a_delivery_to_a_mail_server_is_retried_only_after_a_temporary_error(
         assert mails.received.empty()
 
 
-def test_a_delivery_that_would_send_a_login_unencrypted_is_not_retried(tmp_path):
+def test_a_mail_that_needs_a_password_over_an_unencrypted_connection_is_refused_and_not_retried(tmp_path):
     with a_mail_server("127.0.0.2") as (mails, port):
         recipient = {"email": "me@example.com", "smtp": f"smtp://me:p%3Aw@127.0.0.2:{port}"}
         assert is_given_up(tmp_path, recipient)

@@ -323,7 +323,7 @@ def test_the_error_for_a_metrics_file_that_cannot_be_opened_contains_the_cause(t
     assert isinstance(e.value.__cause__, OSError)
 
 
-def test_the_error_for_a_report_to_a_full_disk_contains_the_cause(trial_of, environ, tmp_path):
+def test_the_error_for_a_report_that_does_not_fit_on_the_disk_contains_the_cause(trial_of, environ, tmp_path):
     (tmp_path / ".nni").mkdir()
     (tmp_path / ".nni" / "metrics").symlink_to("/dev/full")
     trial_of(environ)
