@@ -29,8 +29,8 @@ if nni.get_sequence_id() >= 2:
     time.sleep(600)
 nni.report_final_result({"default": x, "loss": 0.5} if nni.get_sequence_id() else x)
 """
-# The script writes one JSON document into a file. The client of NNI v2.10 has no method kill_trial_job, so the script then stops
-# no trial.
+# The script writes one JSON document into a file. The client of NNI v2.10 has no method kill_trial_job: with it, the
+# script stops no trial.
 CLIENT = """
 import dataclasses, json, sys
 from nni.experiment import Experiment

@@ -53,8 +53,8 @@ class FarStorage(mfusepy.Operations):  # type: ignore[misc]
         return self._folder + path
 
     def _changed(self, path: str) -> None:
-        # An NFS client sees its own changes immediately. So this client forgets the stale attributes of a name that it has
-        # changed.
+        # An NFS client sees its own changes immediately. So this client forgets the attributes of a path once it has
+        # changed the file there.
         with self._lock:
             self._seen.pop(path, None)
             self._changes[path] = self._changes.get(path, 0) + 1

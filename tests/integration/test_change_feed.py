@@ -143,7 +143,7 @@ def test_the_next_response_has_the_new_state_of_a_trial_that_changes_during_a_sl
             pieces = feed.delta(None)
             slow = [await anext(pieces), await anext(pieces)]
             write(stored, trial_row(made_trial(999, time.time(), -1.0)))
-            looked.snapshot()  # This call simulates a request of another client, which polls the store.
+            looked.snapshot()  # The request of another client also polls the store, as this call does.
             return [*slow, *[piece async for piece in pieces]]
 
         asyncio.run(ask_slowly())

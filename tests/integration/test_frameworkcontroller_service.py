@@ -389,7 +389,7 @@ async def test_a_job_is_not_created_until_the_incomplete_job_of_the_same_name_is
 async def test_a_new_manager_deletes_only_ended_jobs_of_the_previous_manager(site):
     site.runs("case $TRIAL_KEEPER_JOB_ID in trial1) exit 0;; esac; exec sleep 100")
     async with site.manager() as first:
-        # The delete is denied, so the first manager reports the end of trial1 and exits without deleting its job.
+        # The cluster denies deletions. So the job of trial1 remains when the first manager exits.
         site.cluster.api.denied.add(("delete", "frameworks"))
         await first.submit(site.settings("trial1"))
         await first.submit(site.settings("trial2"))
@@ -453,7 +453,7 @@ async def test_a_job_that_another_client_deletes_during_its_creation_is_reported
 
     async with site.manager() as service:
         if is_watched_first:
-            # adopt() returns only after the first list of the watch.
+            # adopt() returns after the watch has listed the objects, so the watch runs before the job is submitted.
             assert await service.adopt("another") is JobPresence.UNKNOWN
         await service.submit(site.settings())
         end = await site.has_ended()

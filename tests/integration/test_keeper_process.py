@@ -579,7 +579,7 @@ def test_the_trial_fails_but_the_keeper_does_not_if_the_disk_fills_up_during_the
 
 
 @pytest.mark.parametrize(("code_dir", "path"), [("{}/nowhere", None), ("{}/file", None), ("{}", "/nowhere")])
-def test_a_keeper_reports_a_command_that_cannot_start_and_exits_with_code_104(site, code_dir, path):
+def test_a_keeper_whose_command_cannot_start_reports_that_and_exits_with_code_104(site, code_dir, path):
     (site.code / "file").touch()
     if path is not None:
         site.environ["PATH"] = path
@@ -677,7 +677,7 @@ def test_concurrent_keepers_of_a_trial_start_different_attempts(site):
     site.add_python_trial(REPORTING)
     keepers = [site.start_keeper() for _ in range(3)]
     # The keeper of a newer attempt kills the processes of older attempts. So each attempt either succeeds or is killed with
-    # SIGKILL, and its keeper exits with the same code.
+    # SIGKILL, and its keeper exits with the code of the attempt.
     assert {keeper.wait() for keeper in keepers} <= {0, 128 + signal.SIGKILL}
     keys = [AttemptKey(TRIAL, attempt_id(number), "main-0") for number in range(3)]
     assert site.manager.numbers.keys(TRIAL) == keys

@@ -202,8 +202,7 @@ def stragglers():
 
 def is_dead(process):
     try:
-        # A process that exits, such as a guard after its keeper, has no command line even before it is a zombie. It counts as
-        # dead.
+        # While a process exits, it already has no command line, although it is not a zombie yet. It counts as dead.
         return process.status() == psutil.STATUS_ZOMBIE or not process.cmdline()
     except psutil.ZombieProcess:
         return True

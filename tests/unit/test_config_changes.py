@@ -106,7 +106,7 @@ def test_an_invalid_limit_change_is_rejected_and_a_valid_limit_change_can_be_sto
         ("SEARCH_SPACE", {"searchSpace": "{"}, "is not JSON"),
     ],
 )
-def test_an_unknown_or_invalid_change_is_rejected_with_a_remedy(
+def test_the_error_for_an_unknown_or_invalid_change_suggests_a_remedy(
     config: ExperimentSpec, update_type: str, params: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ChangeInvalid, match=words):

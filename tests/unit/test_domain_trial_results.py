@@ -90,7 +90,9 @@ def test_intermediate_results_are_counted_and_only_the_latest_result_is_kept() -
         ("null", 'under "default"; if the objective is a function, it returned None: add `return`'),
     ],
 )
-def test_a_final_result_without_a_number_is_stored_and_not_reported_to_the_tuner(value, reason) -> None:
+def test_a_final_result_that_contains_no_number_is_stored_but_not_reported_to_the_tuner(
+    value, reason
+) -> None:
     search = new_search(concurrency=1)
     search.run(search.suggest(), value)
     assert search.trial("t0").run.final == value

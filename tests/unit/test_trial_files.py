@@ -385,7 +385,7 @@ def test_a_deeply_nested_attempt_document_is_regarded_as_unsigned(tmp_path: Path
 
 @pytest.mark.any_machine
 @pytest.mark.parametrize("closed", ["folder", "document"])
-def test_an_unreadable_folder_of_another_user_does_not_hide_the_attempt_of_a_keeper(
+def test_the_attempt_of_a_keeper_is_found_beside_an_unreadable_folder_of_another_user(
     tmp_path: Path, open_way: None, closed: str
 ) -> None:
     workspace = Workspace(tmp_path)

@@ -10,7 +10,7 @@ def test_an_open_gpu_device_is_reported_as_an_initialised_gpu(device):
     assert "CUDA" in warm_interpreter._impurity_of(["socket:[7]", device])
 
 
-def test_the_open_files_dev_null_and_dev_urandom_are_not_reported_as_problems():
+def test_an_open_dev_null_or_dev_urandom_is_not_reported_as_a_problem():
     assert warm_interpreter._impurity_of(["/dev/urandom", "/dev/null"]) is None
 
 
