@@ -17,9 +17,11 @@ pytest.importorskip("kubernetes")
 from nni_manager.store.folders import ExperimentFolder
 
 REPOSITORY = Path(__file__).parents[2]
-# This expression for `pytest -k` selects one test of the API server and one test with a whole experiment. Both pass on the fake
-# cluster that `server` starts.
-SOME = "reports_its_version or one_framework_per_trial"
+# These expressions for `pytest -k` select one test of the API server, and tests with a whole experiment. They have whole names,
+# so that a search for the name of a test finds them.
+API_SERVER = "test_a_server_reports_its_version"
+FRAMEWORK = "test_an_experiment_creates_one_framework_object_per_trial_and_deletes_the_objects"
+TFJOB = "test_a_tfjob_ends_when_its_workers_end_although_the_parameter_server_still_runs"
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def run_on_named_cluster(folder, some):
 def test_tests_of_a_job_kind_are_skipped_with_a_reason_if_the_cluster_has_no_controller_of_this_kind(
     server, tmp_path
 ):
-    done = run_on_named_cluster(tmp_path, "one_framework_per_trial or a_tfjob_ends")
+    done = run_on_named_cluster(tmp_path, f"{FRAMEWORK} or {TFJOB}")
     assert "2 skipped" in done.stdout
     for kind in ("frameworks", "tfjobs"):
         assert f" has {kind}, but no controller of them: none has written a status within 20 s" in done.stdout
@@ -86,7 +88,7 @@ def test_tests_of_a_job_kind_are_skipped_with_a_reason_if_the_cluster_has_no_con
 
 @pytest.mark.smoke
 def test_tests_with_the_mark_any_cluster_run_on_the_cluster_that_the_kubeconfig_names(server, tmp_path):
-    done = run_on_named_cluster(tmp_path, SOME)
+    done = run_on_named_cluster(tmp_path, f"{API_SERVER} or {FRAMEWORK}")
     assert "2 passed" in done.stdout
     said, _ = server.communicate(timeout=DEADLINE_S)
     asked = json.loads(said)
