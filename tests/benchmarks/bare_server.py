@@ -49,7 +49,8 @@ class BareServer(KeeperServiceServicer):
     async def commit(self):
         while True:
             await self._has_rows.wait()
-            # The transaction below commits all rows that have arrived by now.
+            # All rows that have arrived so far go into the transaction below. The event is cleared first, so that only a later
+            # row sets it again.
             self._has_rows.clear()
             rows, self._rows = self._rows, []
             self._connection.execute("BEGIN")

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# The helper that benchmarks and tests share is in tests/fakes.
+# Benchmarks import helpers of the tests from tests/fakes, so this folder is added to the module search path.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import psutil
@@ -166,7 +166,8 @@ def at_rest() -> list[Row]:
             experiment.start()
             wait_until(lambda: experiment.row_count() == 1, "the trial reports")
             keeper = psutil.Process(experiment.keeper_pids()[0])
-            time.sleep(2)  # the keeper's startup work ends within this time
+            # The keeper's startup work ends within two seconds. Only its CPU time after the startup is measured.
+            time.sleep(2)
             begin_s = cpu_s(keeper.pid)
             time.sleep(REST_S)
             cpu_percent = (cpu_s(keeper.pid) - begin_s) / REST_S * 100

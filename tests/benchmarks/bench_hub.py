@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from unittest import mock
 
-# The helper that benchmarks and tests share is in tests/fakes.
+# Benchmarks import helpers of the tests from tests/fakes, so this folder is added to the module search path.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import psutil

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deadlines import DEADLINE_S
 
-# The helper that benchmarks and tests share is in tests/fakes.
+# Benchmarks import helpers of the tests from tests/fakes, so this folder is added to the module search path.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from attempts import AttemptNumbers, attempt_id
@@ -64,7 +64,8 @@ def reconnection(keepers: int = KEEPERS, away_s: float = AWAY_S) -> list[Row]:
             _wait_for_keepers(experiment, keepers)
             experiment.kill_manager()
             experiment.folder.manager_log.unlink()
-            # The longer the outage, the longer the keepers' pauses between connection attempts.
+            # Keepers pause longer between connection attempts, the longer an outage lasts. So the time until all keepers have
+            # reconnected depends on the duration of the outage.
             time.sleep(away_s)
             began_s = time.monotonic()
             experiment.start()

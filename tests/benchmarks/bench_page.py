@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-# The helpers that benchmarks and tests share are in tests/fakes.
+# Benchmarks import helpers of the tests from tests/fakes, so this folder is added to the module search path.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from browser import CHROMIUM, chromium, visit
@@ -45,7 +45,8 @@ def page(sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> list[Row]:
     with chromium() as browser, tempfile.TemporaryDirectory() as folder:
         for trials in sizes:
             is_large = trials > MANY
-            # Random results and parameters are the hardest to compress.
+            # A large experiment gets random results and parameters. They are the hardest to compress, so the page receives the
+            # largest possible responses.
             make = some_trial if is_large else made_trial
             experiment = made_experiment(Path(folder) / str(trials), trials, make)
             with served_view(experiment.folder) as view:

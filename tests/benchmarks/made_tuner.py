@@ -23,5 +23,6 @@ def made_tuner(name: str, space: dict[str, Any], **class_args: Any) -> BaseTuner
     }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "experiment.yml")
-        file.write_text(json.dumps(document))  # JSON is valid YAML
+        # The reader expects YAML. Every JSON document is also valid YAML.
+        file.write_text(json.dumps(document))
         return make_tuner(read_experiment_file(file))

@@ -73,7 +73,7 @@ def searched(name: str, problem: str, seed: int) -> Run:
     try:
         found = run(name, problem, 1, seed, make=make)
     finally:
-        for tuner in made:  # the list is empty if the peer's process exited at its start
+        for tuner in made:  # the list is empty if the process exited at its start
             tuner.process.close()
     return Run(found.error, 1000 * made[0].process.cpu_s / TRIALS)
 
@@ -103,7 +103,8 @@ def complete(tuners: Sequence[str], seeds: int, processes: int) -> tuple[dict[Ke
     ]
     failures = []
     for name in HELD_OUT:
-        problem_of(name)  # the data is loaded before the fork, so that all processes share it
+        # Load the problem's data before the pool forks its processes, so that they share one copy of the data.
+        problem_of(name)
     with ProcessPoolExecutor(processes) as pool, RESULTS.open("a") as file:
         key_of = {pool.submit(searched, *key): key for key in missing}
         for future in as_completed(key_of):

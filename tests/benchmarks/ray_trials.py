@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Ray reads both variables when it is imported. Without the second variable, Ray listens on the network even if its address is
-# loopback.
+# Ray reads both variables when it is imported, so they are set before the import. Without the second variable, Ray listens on the
+# network even if its address is loopback.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
@@ -25,8 +25,8 @@ class Noting(tune.Trainable):
     """Ray Tune's fastest kind of trial: one object runs all trials with new parameters."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        # The file is opened once and not in each trial. trial-keeper's trials need not open a file either: their stdout is
-        # already open.
+        # The file is opened once and not in each trial, so that the comparison is fair: trial-keeper's trials write to their
+        # stdout, which is already open.
         self.notes = os.open(config["notes"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.length_s = config["length_s"]
 

@@ -281,7 +281,8 @@ def searches(
 ) -> Searches:
     """Run all searches. If `processes` is 1, they run in this process."""
     for name in problems:
-        problem_of(name)  # the data is loaded before the fork, so that all processes share it
+        # Load the problem's data before the pool forks its processes, so that they share one copy of the data.
+        problem_of(name)
     keys = list(product(tuners, problems, concurrencies))
     jobs = [(*key, seed) for key in keys for seed in range(seeds)]
     if processes == 1:

@@ -12,8 +12,8 @@ from nni_manager.config.schema import example_of
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor, PastLearningCurve
 from nni_manager.tuner.assessors.curvefitting import forecast
 
-# These arguments are for learning curves of twenty steps. For other required arguments, the tests use the documented example
-# values.
+# These arguments are for learning curves of twenty steps. For required arguments that are not in this dict, the tests use the
+# documented example values.
 GIVEN = {
     "PercentilePruner": {"percentile": 50},
     "ThresholdPruner": {"lower": -0.75, "upper": 1.5},
@@ -57,7 +57,7 @@ def an_assessment(request):
     return lambda optimize_mode="maximize": make_of(request.param, optimize_mode)
 
 
-# These pruners do not compare a trial with other trials.
+# These pruners do not compare a trial with other trials. So the tests in which other trials are better leave them out.
 LOOK_ELSEWHERE = ("NopPruner", "PatientPruner", "ThresholdPruner")
 
 
@@ -121,7 +121,8 @@ def test_medianstop_uses_the_worse_of_two_middle_results_if_the_number_of_other_
 
 def test_medianstop_compares_the_best_result_with_running_averages_of_other_trials():
     assessment = make_of("Medianstop")
-    assessment.report(0, 0, (1.0, 3.0))  # The running averages of trial 0 are 1 and 2.
+    # The running averages of trial 0 after its two steps are 1 and 2.
+    assessment.report(0, 0, (1.0, 3.0))
     assessment.end(0, has_succeeded=True)
     assert refused_at(assessment, 1, [2.0, 0.0, 0.0]) is None, "no other trial has reached the third step"
     assert refused_at(assessment, 2, [1.5, 1.9]) == 2

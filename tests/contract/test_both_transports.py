@@ -18,7 +18,7 @@ from nni_manager.domain.transports import POLL_INTERVAL_S, RECONNECT_GRACE_S, Tr
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import Stream
 
-# Shrinking a failing example takes minutes. The printed seed reproduces the failure without shrinking.
+# Shrinking a failing example takes minutes, so it is off. The printed seed reproduces the failure without shrinking.
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 JOB, TASK = "job", "main-0"
 PIECE_BYTES = 64
@@ -63,8 +63,8 @@ class MountRules:
         if not self.transports.polls_storage(JOB, TASK, self.now_s) or self.looks:
             return
         assert self.transports.next_poll(self.now_s + POLL_INTERVAL_S) in (JOB, None)
-        # A file that has changed after the end of the attempt was changed by a process that could not be killed. Before such a
-        # change, the end of the attempt is already visible on the storage.
+        # Only a process that could not be killed changes a file after the end of its attempt. By then, the end of the attempt is
+        # visible on the storage, so a poll that sees the change also sees the end.
         is_old = self.files.final_sizes is not None and self.files.sizes != self.files.final_sizes
         sizes = self.files.final_sizes if shows_end or is_old else None
         pieces = []
@@ -83,7 +83,7 @@ class MountRules:
         self.transports.polled(JOB, self.now_s)
         if self.is_closed:
             return
-        # The result of the poll is used even if the stream has connected since the poll started.
+        # The result of this poll is used even if the keeper has connected to the manager since the poll started.
         self.transports.found(JOB, TASK, self.now_s, has_new_data=any(data for _, _, data in pieces))
         try:
             for stream, offset, data in pieces:
@@ -91,8 +91,8 @@ class MountRules:
                 self.waiting_commits += commits
                 self.brought += len(data)
         except OffsetGap:
-            # The manager restarted after the start of this poll, and lost the uncommitted bytes, so the poll's offset is too
-            # high.
+            # The manager restarted after the start of this poll, and lost its uncommitted bytes. So the poll's offset is higher
+            # than the offset that the manager expects.
             return
         if sizes is not None:
             self.waiting_commits += self.receiver.end(sizes)

@@ -125,7 +125,8 @@ def test_a_tuner_with_rounds_uses_the_result_of_the_repeated_trial_for_the_next_
     search.resume()
     following = search.ask()
     if name == "PBTTuner":
-        # The members of the population continue in order. The last member was the best, so it keeps its parameters.
+        # PBTTuner proposes the nine members of its population in order. The ninth member was the best, so it keeps its
+        # parameters.
         following = [following, *(search.ask() for _ in range(8))][8]
     assert following["x"] == asked[8]["x"]
 

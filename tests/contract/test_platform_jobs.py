@@ -206,7 +206,8 @@ async def test_a_repeated_submission_creates_only_one_job(platform):
         with pytest.raises(RetryableError):
             await service.submit(platform.settings())
         await service.submit(platform.settings())
-        await service.submit(platform.settings())  # This is a repeated submission, as after a lost response.
+        # Submit the same job again, as the manager does after a lost response.
+        await service.submit(platform.settings())
         await platform.has_started()
         assert await service.stop("trial1")
         await platform.has_ended()

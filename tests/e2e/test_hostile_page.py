@@ -17,7 +17,8 @@ from nni_manager.store.registry import Registry
 
 pytestmark = [pytest.mark.smoke, pytest.mark.any_machine, needs_chromium]
 
-# The page waits until a request has settled before it sends the next request. After the last request, the page sets its title.
+# The page sends each request only after the previous request has settled. After the last request, the page sets its title, and
+# the test waits for this title.
 PAGE = """<!doctype html><meta charset="utf-8"><iframe name="target"></iframe><script>
 const at = "ORIGIN/api/v1/nni", jobs = "JOBS", removed = "REMOVED", body = 'BODY';
 const done = (element, ...names) => new Promise((resolve) => names.forEach((name) => element[name] = resolve));
@@ -108,7 +109,8 @@ def test_requests_from_a_hostile_page_are_refused_before_any_operation_runs(mana
     with a_site(page) as port, chromium("--host-resolver-rules=MAP evil.example 127.0.0.1") as browser:
         is_attacked(browser.new_page(), f"http://{site}:{port}/")
     assert manager.done == 0
-    # The same server accepts the request of a program that is not a browser.
+    # The server accepts the request of a program that is not a browser. So it refused the requests above because a browser sent
+    # them.
     assert manager.ask(token=None).status_code == 200
     assert manager.done == 1
 
@@ -119,7 +121,8 @@ def test_dns_rebinding_to_the_manager_is_refused(manager):
         for host in ("evil.example", "127.0.0.1", "localhost"):
             answer = visiting.goto(f"http://{host}:{manager.port}/api/v1/nni/trial-jobs")
             assert answer.status in (400, 401, 403), host
-            # A page at this address has the manager's origin, so its requests are not cross-origin requests.
+            # The browser treats the loaded response as a page of the manager under this host name. Requests of that page are not
+            # cross-origin, and the manager must refuse them too.
             verdicts = visiting.evaluate(
                 "async () => [(await fetch('/a')).status, (await fetch('/a', { method: 'DELETE' })).status]"
             )
@@ -149,7 +152,7 @@ def test_a_hostile_page_cannot_use_the_hub_session_of_the_same_browser(tmp_path,
             own.wait_for_selector("[data-test=experiment-TESTEXPT]")
             is_attacked(context.new_page(), f"http://{site}:{port}/")
             assert commands == []
-            # The session is valid: the hub's own page can do what the hostile page could not do.
+            # Counter-check: the session is valid, because the hub's own page can use it.
             own.reload()
             own.wait_for_selector("[data-test=experiment-TESTEXPT]")
         assert hub.ask("POST", "/api/v1/nni/all", data=body).status_code == 200

@@ -35,7 +35,8 @@ trialCodeDirectory: .
 tuner: {{name: Random}}
 trainingService: {{platform: local}}
 """
-# Each reported value is unique. A trial appends each value to a file after its report has returned. A step takes 0.1 s.
+# Each reported value is unique. A trial appends a value to its file only after the SDK call that reports the value has returned.
+# Then it sleeps for 0.1 s.
 TRAIN = """
 import os, sys, time
 import nni_sdk
@@ -136,7 +137,7 @@ class Site:
         while not until():
             assert time.monotonic() < deadline_s, (action, self.list.see("toast").all_inner_texts())
             if self.button(action, name).count():
-                # The list may have been updated after the count, so the button may be gone.
+                # The page may have removed the button since `count()` was called, and then the click times out.
                 with suppress(TimeoutError):
                     self.button(action, name).click(timeout=3000)
                 if self.list.see("confirm-yes").count():
@@ -185,7 +186,8 @@ def test_a_server_killed_during_an_action_is_reported_on_the_pages_and_no_result
         expect(site.page.see("error-panel")).to_contain_text("is not running, this is its last status")
     site.settle()
 
-    # After the kill, an action is either complete or has had no effect.
+    # An action that the kill interrupted either is complete or has had no effect. So the experiment `other` may exist, and then
+    # the test stops and deletes it.
     if action in ("start", "delete") and site.has("other"):
         site.press("Stop", "other", until=site.button("Delete", "other").count)
         site.press("Delete", "other", until=lambda: not site.has("other"))

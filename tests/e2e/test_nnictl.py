@@ -290,7 +290,7 @@ time.sleep(600)
 def a_manager_of(folder):
     """The manager's process, and the folder of its experiment."""
     for process in processes_of(folder):
-        with contextlib.suppress(psutil.Error):  # a process may have exited, for example nnictl itself
+        with contextlib.suppress(psutil.Error):  # a listed process, such as nnictl itself, may have exited
             words = process.cmdline()
             if "nni_manager" in words:
                 return process, Path(words[words.index("--folder") + 1])
@@ -430,7 +430,9 @@ def test_nnictl_uses_https_for_a_host_other_than_loopback(place, nnictl):
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert line["status"] == "RUNNING"
 
-    shutil.rmtree(line["logDir"])  # this folder contains the certificate
+    # Delete the experiment's folder, which also contains the manager's certificate. nnictl must list and stop the experiment
+    # without it.
+    shutil.rmtree(line["logDir"])
     listed = nnictl("experiment", "list")
     assert (listed.returncode, line["id"] in listed.stdout) == (0, True)
     assert (
@@ -557,7 +559,8 @@ def test_an_experiment_without_a_manager_can_be_viewed_and_nnictl_resume_replace
     manager.kill()
     manager.wait(DEADLINE_S)
 
-    # Other tests do not take these ports: nnictl's search for a free port starts at 8080 and does not reach them.
+    # No other process takes the ports of free_port_pair(): the search of nnictl for a free port starts at 8080 and does not reach
+    # them.
     viewed = nnictl("view", name[:4], "--port", str(free_port_pair()))
     assert (viewed.returncode, viewed.stderr) == (0, "")
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
@@ -675,7 +678,7 @@ def test_nnictl_create_in_a_terminal_shows_the_progress_of_the_experiment(place)
     assert "━" in text
     assert "3/3" in text
     assert "DONE" in text
-    assert "\x1b[?25h" in text  # this sequence shows the cursor again
+    assert "\x1b[?25h" in text  # this sequence shows the cursor that the display had hidden
     assert left_in(place) == []
 
 
@@ -720,7 +723,7 @@ def test_all_servers_use_the_configured_certificate_files_and_nnictl_connects_to
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert (line["status"], line["webuiUrl"]) == ("RUNNING", [f"https://127.0.0.1:{line['port']}"])
 
-    # The page of all experiments reads the manager's data over HTTPS.
+    # The hub (`nnictl web`) reads the manager's data over HTTPS, and passes it on.
     served = nnictl("web", "--json", *options)
     assert (served.returncode, served.stderr) == (0, "")
     (url,) = json.loads(served.stdout)["urls"]

@@ -43,7 +43,7 @@ class Model:
     def loss(parameters):
         return None if parameters["x"] == 1 else "none"
 """
-# The script has no `__main__` guard: a trial that ran the script would start another experiment.
+# The script has no `__main__` guard. So a trial process must not run the script, which would start another experiment.
 SCRIPT = """\
 import sys
 from nni_manager.experiment import Experiment

@@ -77,8 +77,8 @@ def test_nnictl_stop_ends_all_jobs_while_the_managers_disk_is_full(home, nnictl)
         experiment_id = two_that_run(home, nnictl)
         for each in of_jobs(home):
             with contextlib.suppress(psutil.NoSuchProcess):  # a process may have exited since it was listed
-                if each.cmdline()[-1:] == ["trial_keeper"]:
-                    each.suspend()  # this is the command line of keepers and of their guards
+                if each.cmdline()[-1:] == ["trial_keeper"]:  # a keeper or its guard
+                    each.suspend()
         filled(home / "experiments")
         done = nnictl("stop", experiment_id)
         assert done.returncode == 1
@@ -157,7 +157,8 @@ def test_a_new_local_openpai_adopts_the_jobs_of_a_suspended_service(home, nnictl
     assert not of_jobs(home)
 
 
-# The trial waits for the attack of the other user, and reports its sequence id as the result.
+# The trial waits until the test creates the file `go on`, after the attacks of the other user have started. Its final result is
+# its sequence id.
 LATE = """\
 import os, time
 import nni_sdk

@@ -130,12 +130,12 @@ def test_the_overview_loads_and_the_table_scrolls_within_the_time_limits(person,
     print(f"a scroll step: median {median(taken):.0f} ms, most {max(taken):.0f} ms")
     assert max(taken) < 30_000, "rows are missing"
     assert person.elements() < 10_000
-    # The short form of this test may run on a busy machine, so it only prints the times.
+    # The times are checked only in the thorough form of this test, because the short form may run on a busy machine.
     if IS_THOROUGH:
         assert figures["/oview"].after_load_ms <= MAX_OVERVIEW_MS
         if median(taken) > MAX_SCROLL_MS:
-            # On a busy machine, scrolling is slow even on a page that has loaded all its trials. The limit therefore applies to
-            # the difference from the scroll time of such a page.
+            # On a busy machine, scrolling is slow even in a small experiment, whose rows are all loaded. So the limit applies to
+            # the difference between the scroll times of both experiments.
             floor = steps_of_a_small_experiment(browser, tmp_path)
             assert median(taken) - median(floor) <= MAX_SCROLL_MS / 2
     assert not [url for url in person.asked if "/changes" in url and "windows=true" not in url]
@@ -187,7 +187,7 @@ def test_any_row_of_a_large_table_can_be_opened_by_keyboard(person, view):
     expect(person.see("table-count")).to_have_text(f"{TRIALS:,} of {TRIALS:,} trials")
     person.page.evaluate("location.hash = 'trial=unknown'")
     expect(person.page.get_by_text("There is no trial unknown.")).to_be_visible()
-    # The last row is not loaded yet when it gets the focus.
+    # The key End moves the focus to the last row, which the page has not loaded yet.
     person.see(f"expand-{RESULTS[1].trial_id}").click()
     person.page.keyboard.press("End")
     expect(person.see(f"expand-{SHOWN[0].trial_id}")).to_be_focused()
@@ -249,7 +249,7 @@ def test_a_focused_row_stays_focused_when_columns_or_order_or_loaded_rows_change
         person.see("select-t293").click()
         person.page.keyboard.press("ArrowDown")
         expect(person.see("select-t292")).to_be_focused()
-        # The link to trial 5 removes the filter, so the page loads all rows again.
+        # The filter hides trial 5. A link to trial 5 removes the filter, so the page loads all rows again.
         person.see("search").fill("t29")
         expect(person.see("table-count")).to_have_text("11 of 301 trials")
         person.see("expand-t290").focus()
@@ -275,7 +275,7 @@ def test_the_table_of_a_large_experiment_shows_new_tags_and_notes(browser, tmp_p
         person.see("nav-trials").click()
         expect(rows_of(person).first).to_contain_text("t299")
         expect(person.see("sort-tags")).to_have_count(0)
-        # The test delays the next sample, because the page must show the column before the sample arrives.
+        # The page must show the column of tags before the next sample of trials arrives, so the test delays this sample.
         held = []
 
         def hold(route):
@@ -287,7 +287,7 @@ def test_the_table_of_a_large_experiment_shows_new_tags_and_notes(browser, tmp_p
         person.page.unroute("**/trial-sample*")
         for route in held:
             route.continue_()
-        # Trial 3 is not among the loaded rows.
+        # The page has not loaded the row of trial 3. It must load this row, because the table is sorted by tags.
         remark(3, "best", "keep", note="converges late")
         person.see("sort-tags").click()
         expect(rows_of(person).first).to_contain_text("best keep")
@@ -301,7 +301,7 @@ def test_the_table_of_a_large_experiment_shows_new_tags_and_notes(browser, tmp_p
         person.see("search").fill("late")
         expect(person.see("table-count")).to_have_text("1 of 300 trials")
         expect(rows_of(person).first).to_contain_text("t3")
-        # Another browser shows the column immediately after it opens the page.
+        # A visitor who opens the page now sees the column of tags immediately.
         with visit(browser, view.link()) as other:
             other.see("nav-trials").click()
             expect(other.see("sort-tags")).to_be_visible()

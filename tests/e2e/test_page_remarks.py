@@ -65,7 +65,7 @@ def test_tags_and_notes_from_one_browser_appear_in_another_browser(browser, a_re
         there.see("save-note").click()
         for person in (here, there):
             expect(person.see("note")).to_have_text("theirs")
-        # Each of these changes affects only the second line of the note.
+        # Each change affects only the second line of the note. The page of the other visitor must show it too.
         for text in ("theirs\nmore", "theirs\nless"):
             there.see("edit-note").click()
             there.see("note-field").fill(text)

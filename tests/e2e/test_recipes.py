@@ -66,7 +66,7 @@ def run(place, *command):
 
 @pytest.mark.smoke
 def test_the_search_example_of_the_quick_start_runs(tmp_path):
-    # The test has a separate home, because other tests count the experiments in their home.
+    # This test has a home of its own, because other tests of this module count the experiments in their common home.
     place = tmp_path / "work"
     place.mkdir()
     (script,) = re.findall(r"^```python\n(from nni_manager.*?)^```", START, re.MULTILINE | re.DOTALL)
@@ -101,7 +101,7 @@ def test_the_experiment_file_of_a_recipe_is_valid(place, block):
 @pytest.mark.smoke
 def test_the_code_of_a_recipe_runs(place, block):
     first, second = ids(place)
-    # A block that uses nni_sdk is a part of train.py.
+    # A code block that uses nni_sdk is a part of train.py, so it is inserted into that file.
     if "nni_sdk" in block:
         code = FILES["train.py"].replace(
             "for epoch", f"{block}for epoch" if "seed_everything" in block else "for epoch"
@@ -251,7 +251,7 @@ def test_the_training_code_of_the_wandb_example_runs_offline(tmp_path):
     assert commands == ["wandb sweep sweep.yaml", "wandb agent SWEEP_ID"]
     place = write(tmp_path / "work", files)
     parameters = yaml.safe_load(files["sweep.yaml"])["parameters"]
-    # The parameters are like those of a sweep. A sweep itself needs an account at W&B.
+    # A sweep needs an account at W&B. Instead, the test writes parameters like those of a sweep to the file of default values.
     chosen = {name: {"value": (each["min"] + each["max"]) / 2} for name, each in parameters.items()}
     (place / "config-defaults.yaml").write_text(yaml.safe_dump(chosen))
     python = PEERS / "callbacks/bin/python"

@@ -42,7 +42,7 @@ def place(tmp_path, monkeypatch):
 
 def traces_of(figure):
     assert isinstance(figure, Figure)
-    # plotly checks the properties only when it converts the figure.
+    # plotly checks the properties of a figure only when it converts the figure, so the figure is converted to HTML.
     assert figure.to_html(include_plotlyjs=False)
     return figure.data
 

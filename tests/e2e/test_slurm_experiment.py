@@ -18,7 +18,7 @@ from nni_manager.training_services.slurm.service import POLL_S
 
 ROOT = Path(__file__).parents[2]
 FILE = "digits/config_slurm.yml"
-# The thorough form takes about ten minutes.
+# The thorough form of the test with a submit limit runs 1000 jobs, which takes about ten minutes.
 JOBS, MAX_SUBMIT_JOBS = (1000, 100) if IS_THOROUGH else (24, 6)
 LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 WAITING = {"not started yet: Resources", "not started yet: Priority"}
@@ -78,7 +78,7 @@ def test_the_digits_example_runs_its_trials_on_both_nodes(slurm, work, nnictl):
     found = trials(nnictl, experiment_id)
     assert [(each["status"], each["value"] is not None) for each in found] == [("SUCCEEDED", True)] * 4
     jobs = slurm.run("squeue", "-h", "--array", "-t", "all", "-o", "%j %T %N").splitlines()
-    # The name of a job is the name of its trial or the name of its job array.
+    # A job has the name of its trial or of its job array. Both names contain the id of the experiment.
     assert [job.startswith(f"nni-{experiment_id}-") for job in jobs] == [True] * 4
     assert {tuple(job.split()[1:]) for job in jobs} == {("COMPLETED", node) for node in NODES}
     assert left_in(work) == []
@@ -98,7 +98,7 @@ def test_the_digits_example_runs_several_trials_per_job_with_the_same_results_as
     assert [each["status"] for each in trials(nnictl, experiment_id)] == ["SUCCEEDED"] * 4
     there = metrics_of(nnictl, experiment_id)
     wait_until(lambda: not slurm.live(), "no job is left")
-    # The trials ran in two jobs, or in one job array with two tasks.
+    # The trials ran in two jobs, or in one job array with two tasks. squeue --array prints two lines in both cases.
     names = slurm.run("squeue", "-h", "--array", "-t", "all", "-o", "%j").split()
     assert len(names) == 2
     assert all(name.startswith(f"nni-{experiment_id}-") for name in names)
@@ -120,8 +120,8 @@ def test_a_waiting_trial_shows_the_pending_reason_of_slurm_and_is_cancelled_with
     created = create(nnictl)
     assert created.returncode == 0, created.stdout + created.stderr
     (experiment_id,) = re.findall(r"The experiment id is (\w+)", created.stdout)
-    # At first, both tasks of the job array may have the same reason. The second task gets its own reason when Slurm separates the
-    # first task.
+    # At first, squeue may show one reason for both tasks of the job array. Each task has its own reason when Slurm has separated
+    # the first task from the array.
     wait_until(
         lambda: (
             len(shown := [each["message"] for each in trials(nnictl, experiment_id)]) == 2
@@ -249,5 +249,5 @@ def test_jobs_above_a_submit_limit_are_started_later_with_few_refusals_and_one_s
     # sbatch is called once to check the file, once for each job or job array, and once for each refusal.
     assert counts["sbatch-calls"] <= JOBS + 1 + counts["refused"]
     assert 0 < counts["refused"] <= MOST_AT_ONCE + took_s / RETRY_S, counts
-    # The manager polls more often when the experiment ends, so 30 more calls are permitted.
+    # At the end of the experiment, the manager polls more often than every POLL_S seconds, so 30 more calls are permitted.
     assert counts["squeue-calls"] <= took_s / POLL_S + 30, counts

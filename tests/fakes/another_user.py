@@ -45,7 +45,7 @@ def keepers_of_nobody(folder: Path) -> tuple[str, ...]:
     if not _complaint(AS_NOBODY):
         return AS_NOBODY
     _copy_keeper(folder)
-    # The variable is set before the change of user, because the other user may be unable to start Python by its path.
+    # The other user imports the keeper from the copy in `folder`.
     prefix = ("env", f"PYTHONPATH={folder}", *AS_NOBODY)
     if complaint := _complaint(prefix):
         pytest.skip(f"needs a Python and a temporary directory that user {NOBODY} can read: {complaint}")

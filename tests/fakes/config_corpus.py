@@ -23,7 +23,7 @@ from nni_manager.startup.schema_validators import Draft7Validator
 
 CORPUS = Path(__file__).parents[1] / "golden" / "config"
 FILES = sorted((CORPUS / "files").glob("v[12]_*.yml"))
-# These fields are paths of this machine, or copies of other fields.
+# These fields are paths of this machine, or copies of other fields, so the expected results do not contain them.
 _LEFT_OUT = ("config_path", "expansions", "search_space_raw", "job_text", "template_text")
 
 

@@ -384,7 +384,8 @@ class KeeperProcess:
         self.settings = settings
         self.stdout_file, self.stderr_file = folder / "keeper-stdout", folder / "keeper-stderr"
         environ = environ | settings.to_environ()
-        # The dynamic linker reads its variables only when a program starts, so a fork would ignore them.
+        # The dynamic linker reads variables such as LD_PRELOAD only when a program starts. A fork would ignore them, so the
+        # keeper is started as a new program.
         is_new = prefix or arguments or options or any(name.startswith("LD_") for name in environ)
         self.process: subprocess.Popen[bytes] | ForkedProcess
         with self.stdout_file.open("ab") as stdout, self.stderr_file.open("ab") as stderr:

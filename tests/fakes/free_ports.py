@@ -8,10 +8,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-# The kernel takes ports for outgoing connections from the range in this file. Tests use lower ports, so that no outgoing
-# connection takes the port of a server that restarts.
+# The kernel takes ports for outgoing connections from ip_local_port_range. Tests use lower ports, so that no outgoing connection
+# takes the port of a server that restarts.
 _GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-# nnictl chooses ports below this port.
+# nnictl tries ports from 8080 upwards and does not reach this port, so it takes no port of a test.
 _LOWEST_PORT = 12000
 
 

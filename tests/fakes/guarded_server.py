@@ -48,7 +48,7 @@ class Guarded:
         self._thread.start()
 
     async def _respond(self, request) -> Response:
-        # A test may replace `_do` of a running server.
+        # `_do` is looked up at each request, because a test may replace it while the server runs.
         return await self._do(request)
 
     async def _do(self, _) -> Response:

@@ -170,7 +170,7 @@ class KubeApi:
                     break
                 if at == len(self.store.history):
                     self.store.changed.wait(max(0, min(ends_at_s - time.monotonic(), 1.0)))
-                    continue  # wait() has a timeout, because the watch may be closed during the wait
+                    continue  # check again, because the watch may have been closed
                 news = self.store.history[at:]
                 at += len(news)
                 since = max(since, self.store.version if news else since)
@@ -333,7 +333,7 @@ class _Server(ThreadingHTTPServer):
 
     def get_request(self):
         connection, address = super().get_request()
-        # The TLS handshake runs in the connection's own thread.
+        # The TLS handshake runs later, in the thread of the connection, so that a slow client does not block other connections.
         return self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def process_request(self, request, client_address):
@@ -374,9 +374,10 @@ class _Answering(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _route(self, path):
-        # The official client writes `bearer` for the service account of a pod. The scheme is case-insensitive (RFC 9110).
+        # The scheme is not checked. The official client writes `bearer` for the service account of a pod, and the scheme is
+        # case-insensitive (RFC 9110).
         api, token = self.server.api, self.headers.get("Authorization", "").partition(" ")[2]
-        # The watch is registered before the login is checked, so that a change of logins also closes this watch.
+        # The epoch is read before the login is checked. So a change of logins after this line also closes the watch.
         self._epoch = api.watch_epoch
         match = _PATH.fullmatch(path)
         found = match.groupdict() if match else {}

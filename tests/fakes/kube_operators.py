@@ -132,7 +132,7 @@ def _replica_statuses(store, job, prefix, specs):
 def _count_again(store, kind, job, prefix, specs):
     status = copy.deepcopy(job["status"])
     counted = _replica_statuses(store, job, prefix, specs)
-    # If all pods of a type were removed, the type keeps its last counts.
+    # If all pods of a replica type were removed, the status keeps the last counts of this type.
     status["replicaStatuses"] = {type_: counted[type_] or status["replicaStatuses"][type_] for type_ in specs}
     _write_status(store, kind, job, status)
 

@@ -141,7 +141,7 @@ def reacts(cluster, resource, namespace):
 
     paused = {"runPolicy": {"suspend": True}}
     specs = {
-        # FrameworkController does not start a Framework of the type Create by itself.
+        # FrameworkController starts no pods for a Framework of the type Create until its execution type is changed.
         "Framework": {
             "executionType": "Create",
             "retryPolicy": {"fancyRetryPolicy": False, "maxRetryCount": 0},

@@ -125,8 +125,8 @@ class Podman:
             tag = f"localhost/trial-keeper-test-{kind}:{_digest(sources, base + sys.version)}"
             if not self._has(tag):
                 build = (str(REPOSITORY / "images" / "build.sh"), kind, tag, self._by_digest(base))
-                # Only the keeper's image gets a bill of materials. The manager's image would use the same lines of the script,
-                # and take 20 s longer.
+                # Only the image of the keeper gets a bill of materials. A bill for the image of the manager would run the same
+                # lines of the script, and take 20 s more.
                 bill = {"SBOM": str(self.folder / "keeper.cdx.json")} if kind == "keeper" else {}
                 self.run(*build, within_s=BUILD_TIMEOUT_S, **bill)
                 self._remove_older("trial-keeper" if kind == "keeper" else f"trial-keeper-{kind}")

@@ -37,8 +37,8 @@ def python_with_nni(version: str, python: str = sys.executable) -> Path:
         if not complete.exists() or complete.read_text() != " ".join(packages):
             shutil.rmtree(folder, ignore_errors=True)
             _run([python, "-m", "venv", folder], "make an environment for")
-            # The pip of the running Python may be too new for the Python of the environment. Modules are not compiled, because
-            # compiling unused modules takes long.
+            # The environment's own pip is used: the pip of the running Python may be too new for the environment's Python.
+            # Modules are not compiled, because compiling unused modules takes long.
             pip = [installed, "-m", "pip"]
             _run([*pip, "install", "--quiet", "--no-compile", "--no-deps", *packages], "install")
             _run([installed, "-c", "import nni, nni.experiment"], "import")

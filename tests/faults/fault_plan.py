@@ -97,7 +97,7 @@ SORTS: dict[Kind, _Sort] = {
     Kind.STORAGE_SLOW: _Sort("storage", Need.FUSE, 0.5, 2, 20),
     Kind.STORAGE_STALE: _Sort("storage", Need.FUSE, 2, 3, 20),
     Kind.JOBS_CLOCK: _Sort("jobs' clock", Need.CLOCK, 0, 0, 0),
-    # If possible, the suite also blocks the keepers' link to the manager while the forger runs.
+    # The suite also blocks the keepers' link to the manager, if it can, while another user forges attempts or puts special files.
     Kind.ATTEMPT_FORGED: _Sort("link", Need.NOTHING, 1, 3, 60),
     Kind.SPECIAL_FILES: _Sort("link", Need.NOTHING, 1, 3, 60),
     Kind.METRICS_APPENDED: _Sort("attempts", Need.ROOT, 0, 0, 0),

@@ -73,7 +73,8 @@ def test_an_experiment_completes_after_the_clock_changes_and_the_manager_is_kill
     wait_until(lambda: experiment.summary()["keepers"] == 2, "both keepers have reconnected")
     assert [trial["status"] for trial in experiment.get("/trials")] == ["RUNNING", "RUNNING"]
     assert experiment.summary()["status"] == "RUNNING"
-    clock.set_by(-step_s // 2)  # the clock steps in the other direction while the manager runs
+    # Step the clock in the opposite direction of the first step, while the manager runs.
+    clock.set_by(-step_s // 2)
     (experiment.code / "gate").touch()
     experiment.wait_for_status("DONE")
     trials = experiment.get("/trials")

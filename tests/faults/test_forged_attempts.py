@@ -92,8 +92,8 @@ def test_attempts_forged_by_another_user_are_reported_and_change_no_result(
                     await until(engine.finished.is_set, "the experiment is over")
                     opened_then = opened()
                     await until(lambda: opened() > opened_then, "the flood has lasted to the end")
-                # The manager reports rejected attempts of the last trial when the job has ended, which is after the end of the
-                # experiment.
+                # The manager reports rejected attempts of the last trial when the job has ended. This is after the end of the
+                # experiment, so the test waits until the manager has stopped.
                 await engine.until_stopped()
                 return list(engine.experiment.trials.values()), forged()
 

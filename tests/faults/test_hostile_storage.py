@@ -46,7 +46,8 @@ open(gates + ".reported", "w").close()
 """
 REUSE = {"localConfig": {"reuse": True}, "trialConcurrency": 1}
 KINDS = {
-    # The manager is unreachable only for `plain-storage`, because reused jobs need a connection.
+    # In the kind `plain-storage`, keepers cannot reach the manager, which reads their results from the storage. Reused jobs need
+    # a connection, so the last two kinds have one.
     "plain-storage": ({"trialConcurrency": 4}, UNREACHABLE),
     "plain-stream": ({"trialConcurrency": 4}, None),
     "reuse": (REUSE, None),
@@ -65,7 +66,8 @@ class JobsOnACluster(JobsHere):
 
     def __init__(self, umask: int, gates: Path, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
-        # A keeper reads earlier attempts when it starts. So the job's script starts the keeper only after the attack has started.
+        # A keeper reads the earlier attempts of its trial when it starts. So the script of the job starts the keeper only after
+        # the attack on this trial has started.
         wait = f'[ -z "$TRIAL_KEEPER_TRIAL_ID" ] || until [ -e "{gates}/$TRIAL_KEEPER_TRIAL_ID.start" ]; do sleep 0.01; done'
         self.run_script = self.run_script.replace("exec ", f"umask {umask:03o}\n{wait}\nexec ")
 
@@ -99,8 +101,8 @@ def test_another_user_of_the_shared_storage_changes_no_result_and_delays_no_tria
     a_real_experiment, tmp_path, open_way, monkeypatch, kind, umask
 ):
     config, told = KINDS[kind]
-    # With warmImports, some trials are not forked: the first one, and those that start before the imports finish. So the kind
-    # `warm` needs more trials.
+    # With warmImports, some trials are not forks: the first trial, and trials that start before the imports finish. So the kind
+    # `warm` runs at least four trials, and one of them must be a fork.
     trial_count = max(TRIALS, 4) if kind == "warm" else TRIALS
     storage, gates, modules = tmp_path / "storage", tmp_path / "gates", tmp_path / "modules"
     for folder in (storage, gates, modules):

@@ -50,7 +50,7 @@ def place(tmp_path):
 
 
 def nnictl(place, *arguments):
-    # The command has its own process group, like the foreground command of a shell.
+    # The command has its own process group, like the foreground command of a shell. So os.killpg() interrupts it as Ctrl-C does.
     return subprocess.Popen(
         [BIN / "nnictl", *arguments],
         cwd=place,

@@ -86,7 +86,8 @@ async def test_jobs_that_end_during_an_api_server_outage_are_reported_with_their
     async with site.manager() as service:
         await both_run(site, service)
         site.cluster.api.stop()
-        # Until the watches fail, the service uses the state that they reported last. So the test waits for their failure.
+        # Until the watches detect the outage, the service uses the state that they reported last. So the test waits until they
+        # have failed.
         told = ("the connection to ", "does not answer")
         await until(
             lambda: any(part in service.problem for part in told), "the problem is reported", DEADLINE_S
@@ -197,7 +198,8 @@ async def test_the_end_message_of_a_job_on_a_lost_node_contains_the_warning_of_k
             *("the pod is being deleted", DEADLINE_S),
         )
         assert site.ends == [], "the node may come back"
-        # The service receives changes of pods and events from its watches, possibly later than this test.
+        # The service receives changes of pods and events from its watches, possibly later than the test reads them from the
+        # store. So the test waits for the report.
         await until(lambda: changes, "the node is reported", DEADLINE_S)
         warning = rf"node {NODE} has not been ready for \d+ s"
         assert re.fullmatch(warning, service.warning("trial1"))

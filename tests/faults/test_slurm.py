@@ -125,16 +125,19 @@ def test_a_waiting_job_is_submitted_again_if_a_killed_slurmctld_has_lost_the_job
     place.slurm.save_state()
     place.slurm.copy_state(place.folder / "state")
     place.open(0)
-    # The manager has received the id of the second job, so it does not retry the submission.
+    # When the second job waits, the manager has received its id. So the manager does not retry the submission, but must detect
+    # that the job is lost.
     wait_until(place.second_waits, "the second job waits for a node")
     place.slurm.stop_controller(signal.SIGKILL)
-    # slurmctld saves its state only every few seconds. So after a kill, the disk may have an older state such as this copy.
+    # slurmctld saves its state only every few seconds. So after a kill, the disk may contain an older state, which this copy
+    # simulates.
     shutil.rmtree(state)
     shutil.copytree(place.folder / "state", state)
     place.open(1)
     place.slurm.start_controller()
     for node in NODES:
-        # If the restored state is older than the drain, the nodes are not drained, and this command fails.
+        # If the restored state is older than the drain, the nodes are not drained. Then this command fails, and ask() ignores the
+        # failure.
         place.slurm.ask("scontrol", "update", f"nodename={node}", "state=resume")
     # With its old state, slurmctld regards the first job as running for minutes, although the job has ended on its node.
     place.is_done("SUCCEEDED", "SUCCEEDED", is_listed=True)

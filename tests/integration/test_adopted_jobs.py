@@ -290,7 +290,8 @@ def test_a_running_trial_keeps_the_final_result_that_an_earlier_manager_stored(a
 
     async def report(engine, trial, key, keeper):
         keeper.send(Chunk(key, Stream.METRICS, 0, metrics))
-        # The manager is killed before it saves the trial again, but after it has stored the record.
+        # From here on, no trial is saved. So the store is as after a kill of the manager that has stored the record and not yet
+        # the trial.
         engine.runtime.save = lambda write: None
 
     run_first(experiment, report)
@@ -313,7 +314,7 @@ def create_in_1970(experiment):
 
 def test_a_reported_start_before_the_creation_of_a_trial_does_not_shorten_its_time_limit(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
-    run_first(experiment)  # its keeper has reported a start in 1970
+    run_first(experiment)  # the keeper reports that the trial started in 1970
 
     async def scenario():
         engine, service = an_engine(experiment, state=JobPresence.RUNNING, kind=Cluster)
@@ -329,7 +330,7 @@ def test_the_time_before_a_resume_counts_towards_the_time_limit_of_a_running_tri
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
-    run_first(experiment)  # its keeper has reported a start in 1970
+    run_first(experiment)  # the keeper reports that the trial started in 1970
     create_in_1970(experiment)
 
     async def scenario():
@@ -345,7 +346,7 @@ def test_the_time_before_a_resume_counts_towards_the_time_limit_of_a_running_tri
 def test_a_trial_that_exceeded_its_time_limit_is_stopped_after_its_job_is_adopted(a_real_experiment):
     """The cluster answers late. Until its answer, the training service cannot stop the job."""
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, maxTrialDuration="100s")
-    run_first(experiment)  # its keeper has reported a start in 1970
+    run_first(experiment)  # the keeper reports that the trial started in 1970
     create_in_1970(experiment)
 
     async def scenario():
@@ -541,7 +542,7 @@ def test_a_run_that_a_restarted_container_started_while_no_manager_ran_has_its_o
 
     async def restart(engine, trial, first, keeper):
         key = write_start(experiment, trial)
-        if is_registered:  # the attempt is registered, but the manager has not received its start report
+        if is_registered:  # the manager knows the attempt, but not that it has started
             engine.runtime.post(AttemptSeen(key))
 
     run_first(experiment, restart)  # the keeper's start report says that the trial started in 1970

@@ -27,9 +27,9 @@ from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 KEEPERS = 16
 CHUNK_BYTES = 256 * 1024
 MAX_CHUNKS = 200
-# Memory allowed for each stream: one message in the servicer, and the bytes that gRPC has read in advance.
+# The memory that each stream may use: one message in the servicer, and the bytes that gRPC has read in advance.
 MAX_OF_A_STREAM_BYTES = 1 << 20
-# Memory that Python's allocator does not return; the test tolerates this much.
+# Python's allocator does not return all freed memory, so the test tolerates this growth.
 SLACK_BYTES = 16 << 20
 STANDS_STILL_LOOKS = 20
 

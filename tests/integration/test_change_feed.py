@@ -143,7 +143,8 @@ def test_the_next_response_has_the_new_state_of_a_trial_that_changes_during_a_sl
             pieces = feed.delta(None)
             slow = [await anext(pieces), await anext(pieces)]
             write(stored, trial_row(made_trial(999, time.time(), -1.0)))
-            looked.snapshot()  # The request of another client also polls the store, as this call does.
+            # Simulate a request of another client, which polls the store.
+            looked.snapshot()
             return [*slow, *[piece async for piece in pieces]]
 
         asyncio.run(ask_slowly())
@@ -244,7 +245,7 @@ def test_the_number_of_followers_is_limited_and_another_follower_is_admitted_aft
         assert refused.json()["error"].endswith("; poll /changes")
         assert served.get("/changes")["summary"]["id"] == "TESTEXPT"
     deadline_s = time.monotonic() + DEADLINE_S
-    while True:  # retry until the server has detected the disconnects
+    while True:  # retry until the server has detected that the followers have disconnected
         with contextlib.closing(served.ask("GET", "/events", stream=True)) as response:
             if response.status_code == 200:
                 break

@@ -42,7 +42,7 @@ from trial_keeper.wire.reasons import ExitReason
 
 # 2000 connections are enough to measure the memory per connection. `make hostile` opens five times as many.
 CONNECTIONS = int(os.environ.get("HOSTILE_CONNECTIONS", "2000"))
-# A measurement showed 22 kB for an unauthenticated connection.
+# This limit is about three times the 22 kB that a measurement showed for an unauthenticated connection.
 MAX_BYTES_OF_CONNECTION = 60_000
 # The limit includes memory for the experiment's own trials, and memory that the allocator does not return.
 MAX_GROWTH_BYTES = 100_000_000
@@ -139,7 +139,7 @@ def test_an_invalid_message_is_refused_with_a_documented_status_and_a_short_erro
     cases = [
         ([b"\xff\xff\xff"], CODE.INVALID_ARGUMENT),
         ([hello, b"\xff\xff\xff"], CODE.INVALID_ARGUMENT),
-        ([b"\x0a\x04\x0a\x02\xff\xfe"], CODE.INVALID_ARGUMENT),  # a text field that is not UTF-8
+        ([b"\x0a\x04\x0a\x02\xff\xfe"], CODE.INVALID_ARGUMENT),  # a string that is not valid UTF-8
         ([hello, hello], CODE.INVALID_ARGUMENT),
         ([b""], CODE.INVALID_ARGUMENT),
         ([words(Chunk(key, metrics, 0, b"x"))], CODE.INVALID_ARGUMENT),
@@ -183,11 +183,11 @@ def test_an_unauthenticated_keeper_is_refused_before_its_messages_are_read(scene
         ((JOB_KEY, ""), (TOKEN_KEY, "")),
         ((JOB_KEY, first.job_id), (TOKEN_KEY, hostile.token)),
     ]:
-        # A peer that sends no message is refused immediately, too.
+        # The last list has no messages: a peer that sends nothing is refused immediately, too.
         for requests in ([hello], [b"\xff" * 1000], []):
             code, details = hostile.answer(*requests, metadata=metadata)
             assert (code, "token" in details) == (CODE.UNAUTHENTICATED, True), (metadata, details)
-    # A token is valid only for its own job.
+    # The token in the metadata is valid only for the job of `hostile`, and the hello message names another job.
     assert hostile.answer(words(first.hello))[0] is CODE.UNAUTHENTICATED
 
 

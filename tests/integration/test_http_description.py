@@ -29,8 +29,8 @@ nni.report_intermediate_result(1)
 nni.report_final_result(float("nan") if nni.get_sequence_id() else 2)
 """
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-# These statuses are valid if no operation matches. They mean: not found, redirect because of a slash, wrong method, or invalid
-# HTTP.
+# A request that matches no operation may get these statuses. 307 redirects because of a slash, 404 means not found, and 405 means
+# a wrong method. The remaining statuses refuse an invalid request.
 OF_NO_OPERATION = {307, 400, 401, 404, 405, 411, 413, 431}
 
 
@@ -99,7 +99,7 @@ def test_the_description_lists_every_operation_with_its_statuses(description):
             assert operation["summary"].endswith((".", "answers before that is done."))
             assert {"400", "401", "403"} < operation["responses"].keys()
             assert "500" not in operation["responses"]
-    # The description is valid OpenAPI.
+    # schemathesis raises an error if the description is not valid OpenAPI.
     schemathesis.openapi.from_dict(description)
 
 
@@ -111,12 +111,12 @@ def test_another_user_without_the_token_cannot_read_the_openapi_description(serv
 
 
 def test_generated_requests_get_responses_that_match_the_description(served, description):
-    # These operations end the manager, start trials or change limits. Other tests cover them.
+    # These operations end the manager, start trials or change limits. So this test leaves them out, and other tests cover them.
     del description["paths"][f"{ROOT}/experiment"]["delete"]
     del description["paths"][f"{ROOT}/experiment"]["put"]
     del description["paths"][f"{ROOT}/trial-jobs"]["post"]
     del description["paths"][f"{ROOT}/trials/{{trial_id}}/retry"]
-    # The event stream never ends. tests/integration/test_change_feed.py covers it.
+    # A request for the event stream would never end. tests/integration/test_change_feed.py covers it.
     del description["paths"][f"{ROOT}/events"]
     schema = schemathesis.openapi.from_dict(description)
     schema.config.update(base_url=served.origin)

@@ -311,7 +311,8 @@ def test_a_watch_lists_objects_without_a_second_pause_if_it_receives_a_410_after
         return server.api.counted()["watch", "secrets"]
 
     def pauses(*_):
-        # The server answers the fifth watch request with 410. A pause after this response would last 1e6 s.
+        # The server answers the fifth watch request with 410. If the watch paused after this response, the pause would last 1e6 s
+        # and the test would fail.
         while True:
             yield 1e6 if watches() == 5 else 0.0
 

@@ -145,7 +145,7 @@ def test_a_suspended_owner_is_replaced_and_detects_the_lost_lease_when_it_contin
                 "this manager ends without storing more; `nnictl experiment list` shows the other one\n"
             )
             assert frozen.wait() == 0
-            # The suspended owner did not change the lock file after it had continued.
+            # The suspended owner has continued and ended, and has not changed the lock file.
             assert read_record(lock_of(folder)).holder == lease.holder
         assert read_record(lock_of(folder)) is None
 
@@ -213,7 +213,8 @@ def test_a_new_owner_keeps_the_lease_after_the_lock_file_was_replaced(folder):
     with a_suspended_holder(folder) as frozen, folder.owned():
         frozen.kill()
         frozen.wait()
-        # The kernel lock on the replaced lock file is now free. However, the path refers to the new lock file.
+        # The killed process has released its kernel lock on the replaced lock file. This lock does not matter, because the path
+        # refers to the new lock file.
         with pytest.raises(ExperimentLocked), folder.owned():
             pass
 

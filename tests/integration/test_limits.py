@@ -28,7 +28,8 @@ for number in range(500):
 nni.report_final_result(1)
 """
 REPORTS, WRITES = amount(20_000, 200_000), amount(10_000, 100_000)
-# `make bench` measures ten million reports and a hundred thousand tiny writes. This load is the same kind with smaller numbers.
+# Real trials may write ten million reports and a hundred thousand tiny writes. This trial writes fewer, so that the test is
+# short.
 FLOOD = f"""
 import os
 import nni_sdk as nni

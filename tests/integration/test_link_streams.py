@@ -149,7 +149,8 @@ async def reopen(folder, ticks):
                 await asyncio.sleep(0)
             while not events.empty():
                 events.get_nowait()
-            # A real keeper calls open() a second time if the manager has a new address.
+            # The first connection may be incomplete at this moment. A keeper calls open() a second time if the manager has a new
+            # address.
             link.open(lambda: HELLO)
             assert isinstance(await events.get(), Welcome)
             for chunk in chunks:
@@ -178,7 +179,8 @@ async def close_early(folder):
             await asyncio.sleep(0)
 
 
-# The numbers of ticks cover every order of completion and cancellation. A coroutine needs one tick for its first step.
+# The numbers of ticks cover every order of completion and cancellation. They start at 1, because a coroutine needs one tick for
+# its first step.
 TICKS = range(1, 10)
 
 
@@ -446,7 +448,7 @@ async def pace(folder):
         link.send(metric)
         await arrived(1 + 2 + 1)
         assert brought == [HELLO, *BURSTS[:2], metric]
-        link.limit_log_rate(are_paced=False)  # the trial has ended
+        link.limit_log_rate(are_paced=False)  # the keeper does this when the trial has ended
         await arrived(1 + len(BURSTS) + 1)
 
 
@@ -483,7 +485,8 @@ def test_the_grpc_server_accepts_any_number_of_pings_on_a_connection_without_a_s
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(preface)
         kinds = []
-        # Send each ping after the response to the previous ping, because gRPC would drop a flood of pings for another reason.
+        # Send each ping only after the response to the previous ping. Otherwise, gRPC may drop pings because there are too many
+        # at once, which this test does not check.
         for number in range(20):
             writer.write(_http2_frame(_PING, payload=number.to_bytes(8, "big")))
             while True:

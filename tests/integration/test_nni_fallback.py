@@ -115,7 +115,7 @@ def in_a_prefix(tmp_path, site_packages):
     for entry in Path(sys.base_prefix, LIB).iterdir():
         if entry.name != "site-packages":
             (prefix / LIB / entry.name).symlink_to(entry)
-    # Debian names this folder dist-packages instead of site-packages.
+    # Debian names the packages folder dist-packages instead of site-packages, so Python itself prints its path.
     packages = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         capture_output=True,

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     not DESCRIPTION.exists(), reason="the package @microsoft/openpai-js-sdk is not installed"
 )
 
-# docs/local-openpai.md lists these operations and these calls.
+# The local OpenPAI does not implement these operations of the API and these calls of the SDK. docs/local-openpai.md lists them.
 ABSENT = {
     "GET /api/v2/authn/oidc/login",
     "GET /api/v2/authn/oidc/logout",

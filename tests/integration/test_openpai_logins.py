@@ -60,7 +60,7 @@ def test_concurrent_wrong_passwords_are_checked_one_by_one_and_excess_attempts_a
     assert len(checked) + len(refused) == 60
     # Each completed check frees a position in the queue for one further guess.
     assert MAX_WAITING <= len(checked) <= MAX_WAITING + 1 + last_refusal_s / FAILURE_COOLDOWN_S
-    # A check takes 30 ms of CPU. With one check per FAILURE_COOLDOWN_S (0.5 s), the checks use 6 % of a core.
+    # The checks are FAILURE_COOLDOWN_S (0.5 s) apart. A check takes 30 ms of CPU, so guesses use only 6 % of a core.
     assert max(checked) >= (len(checked) - 1) * FAILURE_COOLDOWN_S
     assert {said["code"] for said in refused} == {"TooManyLoginsError"}
     assert all("of your attempts are already queued; try again in 5 s" in said["message"] for said in refused)

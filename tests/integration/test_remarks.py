@@ -60,7 +60,7 @@ def test_remarks_are_durable_after_the_response_and_are_restored_by_the_next_man
         answer = experiment.ask("PATCH", path, data=json.dumps(document, ensure_ascii=False).encode())
         return answer.status_code, answer.json()
 
-    # If the HTTP request is repeated, the second response equals the first response.
+    # A client may repeat its request. Then the second response equals the first response.
     for _ in range(2):
         assert change({"addTags": ["keep", "bad"], "note": "one\ntwo"}) == (
             200,
@@ -79,7 +79,7 @@ def test_remarks_are_durable_after_the_response_and_are_restored_by_the_next_man
         assert (status, answer["error"][:7]) == (400, "cannot "), document
     assert change({"addTags": ["x"]}, "/trials/nope/remarks")[0] == 404
     assert stored(folder, trial["id"]) == Remarks(("keep",), "one\ntwo")
-    # The paths of NNI's API return only NNI's fields.
+    # The paths of NNI's API return only fields of NNI, so they return neither tags nor notes.
     assert not {"tags", "note"} & experiment.get("/trial-jobs")[0].keys()
     assert not {"tags", "note"} & experiment.get("/experiment").keys()
     # While the manager runs, nnictl and the Python API send their requests to it.
@@ -99,7 +99,7 @@ def test_remarks_are_durable_after_the_response_and_are_restored_by_the_next_man
     assert experiment.summary()["tags"] == ["baseline"]
     (experiment.code / "gate").touch()
     experiment.wait_for_status("DONE")
-    # The experiment has ended, but its manager still runs.
+    # Remarks can be changed after the experiment has ended, because its manager still runs.
     assert change({"note": ""}) == (200, {"tags": ["keep", "without-manager"], "note": ""})
     assert stored(folder, trial["id"]) == Remarks(("keep", "without-manager"), "")
 

@@ -97,7 +97,7 @@ async def test_a_repeated_start_request_goes_to_the_same_machine_and_starts_the_
         with pytest.raises(RetryableError, match="cannot reach"):
             await service.submit(platform.settings())
         service.release("trial1")
-        thaw(frozen)  # from here on, the machine can receive the first request
+        thaw(frozen)  # the machine continues and may receive the first request only now
         await service.reserve("trial1")
         await asyncio.wait_for(submit_again(service, platform.settings()), DEADLINE_S)
         await platform.has_started()
@@ -130,7 +130,7 @@ async def test_the_end_message_of_a_job_names_the_machine_restart_that_happened_
     platform.file("code").write_text("0")
     await until(lambda: platform.is_terminal("trial1"), "the job ends without a manager", DEADLINE_S)
     (record,) = platform.machine.home.rglob("trial1.json")
-    record.write_bytes(b"")  # a power failure leaves such files
+    record.write_bytes(b"")  # a power failure can leave an empty file
     async with platform.manager() as second:
         assert await second.adopt("trial1") is JobPresence.ENDED
         second.report_end("trial1", stop_was_asked=False)

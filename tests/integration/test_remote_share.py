@@ -80,7 +80,7 @@ def _opened_for_writing(pipe):
 
 def test_a_storage_error_is_raised_if_the_connection_is_lost_while_a_file_is_sent(site, pool):
     path = pool.workspace.trial("trial1").trial_json
-    os.mkfifo(path)  # reading from this pipe takes as long as the test needs
+    os.mkfifo(path)  # a read from this named pipe lasts until the test closes its writing end
     pool.note_trial("trial1", key(site, "one"))
     with ThreadPoolExecutor(1) as other_thread:
         sent = other_thread.submit(RemoteShare(pool).send, path)

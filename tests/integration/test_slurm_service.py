@@ -323,7 +323,8 @@ async def test_stopping_or_cancelling_one_array_task_does_not_end_the_other_task
     service = place.service()
     running, pending = await submit_at_once(place, service, tmp_path, 12)
     assert service.removal_command(pending[0]) == f"scancel {task_of(place, pending[0])}"
-    # No job starts before the next poll. The event loop cannot run this poll until scancel has ended.
+    # stop() takes effect at the next poll, so no node becomes free before that. The blocking call of scancel delays this poll. So
+    # the last job is cancelled before it starts.
     await service.stop(pending[0])
     await service.stop("trial6")
     place.slurm.run("scancel", task_of(place, pending[1]))

@@ -53,7 +53,7 @@ def test_the_metrics_of_an_attempt_are_read_once_for_two_simultaneous_continuati
         may_end.set()
         await until(lambda: not engine.recovery._sources)
         assert reads == [key]
-        engine.recovery.drain_source(key)  # this call simulates another, later continuation
+        engine.recovery.drain_source(key)  # a later continuation, after the first read has ended
         await until(lambda: not engine.recovery._sources)
         assert reads == [key] * 2
         await engine.close()

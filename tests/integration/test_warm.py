@@ -372,7 +372,7 @@ def test_a_trial_that_changes_process_state_does_not_affect_the_next_trial(warm,
     site.write(f"{MODULES}print({look})", "look.py")
     before = comparable(site.warmly(warm, script="look.py"))
     assert before[0] == "0", before
-    # Both scripts can import `helper`, but `helper` is not imported yet when a script starts.
+    # The case `imported modules` needs a module that both scripts can import and that is not imported before a script starts.
     site.write(f"{MODULES}{change}\nprint({look})")
     changed = comparable(site.warmly(warm))
     assert changed[0] == "0", changed

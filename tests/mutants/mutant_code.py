@@ -25,7 +25,7 @@ def functions_of(root: str, paths: set[str]) -> dict[str, list[FunctionType]]:
     for each in gc.get_objects():
         if isinstance(each, FunctionType) and each.__code__.co_filename in files:
             found[files[each.__code__.co_filename]].append(each)
-    # Forks share the memory of objects that their garbage collectors ignore.
+    # After gc.freeze(), the garbage collectors of forks ignore all existing objects, so forks share the memory of these objects.
     gc.freeze()
     return found
 
@@ -44,7 +44,8 @@ def replaced_code(
     found: list[Replacement] = []
     for chain in _changes(before, after, []):
         if not chain[-1][0].co_flags & inspect.CO_OPTIMIZED:
-            return []  # The code of a module or of a class body runs only at import.
+            # The code of a module or of a class body runs only at import, so it cannot be replaced in memory.
+            return []
         pairs = [(function, new) for old, new in chain for function in functions if function.__code__ == old]
         if not pairs or any(one.__code__.co_freevars != new.co_freevars for one, new in pairs):
             return []

@@ -85,7 +85,7 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
 # A test that takes longer than TEST_TIMEOUT_S counts as a hang, and so does a run of pytest after RUN_TIMEOUT_S.
 TEST_TIMEOUT_S = 60
 RUN_TIMEOUT_S = 600
-# The first stage runs quick tests only, so it detects a hang earlier.
+# A fork that runs longer counts as a hang. Forks run quick tests only, so this limit is lower than RUN_TIMEOUT_S.
 FORK_TIMEOUT_S = 20
 # The remaining time is printed each time that this number of mutants has been judged.
 ESTIMATE_INTERVAL = 25
@@ -161,7 +161,8 @@ class Copy:
         self._lock = threading.Lock()
         self._changes = count(1)
         (folder / "tmp").mkdir(parents=True)
-        folder.parent.chmod(0o755)  # Some tests run as another user, who must be able to enter this folder.
+        # Make the parent folder accessible to other users, because some tests run as another user.
+        folder.parent.chmod(0o755)
         listed = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
         for name in subprocess.check_output(listed, text=True).split("\0"):
             if name and (root / name).is_file():
@@ -262,7 +263,8 @@ class Copy:
         """Kill the tests and the processes that they have left. These processes have the copy's path in their command lines."""
         if self._process is None:
             return
-        self._process.kill()  # This process must not fork while the remaining processes are listed.
+        # Kill pytest first, so that it starts no processes while the loop lists the remaining processes.
+        self._process.kill()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if any(str(self.folder) in word for word in process.cmdline()):
@@ -299,7 +301,7 @@ class Judge:
         return ""
 
     def _passes_without_mutant(self, copy: Copy, failed: str) -> bool:
-        # For an import error or a hang, the output of pytest names no test.
+        # For an import error or a hang, the output of pytest names no test that could run without the mutant.
         if failed in self._verified | self._always_fail or "::" not in failed:
             return True
         if copy.failure([failed]):

@@ -250,7 +250,7 @@ def test_a_file_is_read_as_empty_if_it_does_not_exist_yet(folder, tail):
 def test_the_stream_reader_reopens_a_file_whose_descriptor_fails(folder, tail):
     append(folder, Stream.METRICS, b"abc")
     assert tail.sizes()[Stream.METRICS] == 3
-    # A closed descriptor fails like a stale handle on NFS.
+    # The closed descriptor simulates a stale handle on NFS: both fail at each call.
     os.close(tail._descriptors[Stream.METRICS])
     append(folder, Stream.METRICS, b"de")
     assert tail.sizes()[Stream.METRICS] == 5, "at the end of a trial no other poll follows"
@@ -354,7 +354,8 @@ def test_a_file_that_only_grows_is_not_reported_as_changed(folder, tail):
     for number in range(10):
         append(folder, Stream.METRICS, b"a record %d\n" % number * 10)
         assert len(tail.read(Stream.METRICS, 110 * number, 1000)) == 110
-    tail.read(Stream.METRICS, 0, 100)  # after a lost connection, the keeper reads old bytes again
+    # As after a lost connection, the bytes from the start are read a second time.
+    tail.read(Stream.METRICS, 0, 100)
     tail.check(Stream)
     assert tail.changes == {}
 

@@ -391,7 +391,7 @@ def test_tensorboard_serves_the_folder_of_a_trial_until_nnictl_tensorboard_stop_
     folder = an_experiment("abc11111")
     written = folder.workspace.attempt(AttemptKey("aB3dE", attempt_id(0), "main")).output / "tensorboard"
     written.mkdir(parents=True)
-    # Annotated code in the experiment's folder may be untrusted, so nnictl must not import modules from there.
+    # Annotated code in the experiment's folder may be untrusted, so nnictl must not import modules from this folder.
     folder.generated_code.mkdir(exist_ok=True)
     (folder.generated_code / "__init__.py").touch()
     code, out, err = nnictl("tensorboard", "start", "abc", "-T", "aB3", "--port", "auto")

@@ -26,7 +26,7 @@ trialCodeDirectory: .
 trainingService: {platform: local}
 """
 CHOSEN = "classArgs: {optimize_mode: minimize"
-# Source: NNI v2.10, builtin_algorithms.yml.
+# The short names that NNI accepts, with the names of the tuners. Source: NNI v2.10, builtin_algorithms.yml.
 SHORTER = {"Batch": "BatchTuner", "Metis": "MetisTuner", "PBT": "PBTTuner"}
 
 

@@ -43,7 +43,7 @@ def read(tmp_path):
     """Writes an experiment file with one key per line and a search space file, and reads the experiment file."""
 
     def read(keys, space=None):
-        # JSON values are valid YAML.
+        # Each JSON value is also valid YAML, so these lines are a YAML file.
         lines = [f"{json.dumps(key)}: {json.dumps(value)}\n" for key, value in keys.items()]
         (tmp_path / "experiment.yml").write_text("".join(lines))
         (tmp_path / "job.yml").write_text(json.dumps(JOB))

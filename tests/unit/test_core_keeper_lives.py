@@ -75,7 +75,7 @@ class KeeperLife(RuleBasedStateMachine):
 
     @initialize(is_connected=st.booleans())
     def choose_start(self, is_connected: bool) -> None:
-        # Some runs start with a connected keeper, because few of the runs from the first event would reach a connection.
+        # Some runs start with a connected keeper. If all runs started without a connection, few of them would reach one.
         if is_connected:
             self.spawn(succeeds=True)
             self.pass_time(0)

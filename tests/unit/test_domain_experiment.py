@@ -258,7 +258,8 @@ def test_a_resumed_experiment_checks_the_constraints_of_final_results() -> None:
     search = new_search(concurrency=2, objectives=Objectives(MAXIMIZE.all, (Constraint("mb", at_most=50.0),)))
     search.run(search.suggest(), '{"default": 0.9, "mb": 60}')
     search.start(search.suggest())
-    search.trial("t0").run.is_feasible = True  # the store does not contain `is_feasible`
+    # The store does not contain `is_feasible`, so the resumed manager must compute it and not use this value.
+    search.trial("t0").run.is_feasible = True
     after = search.resumed()
     assert not after.trial("t0").run.is_feasible
     assert after.experiment.leaderboard.best is None

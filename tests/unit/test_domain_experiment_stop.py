@@ -270,7 +270,7 @@ def test_a_stopping_experiment_waits_a_limited_time_for_the_tuner() -> None:
     search.now_s = ANSWER_TIMEOUT_S
     search.handle(TimePassed())
     assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
-    search.suggest()  # the late answer adds no trial
+    search.suggest()  # the tuner's late answer adds no trial
     assert (search.experiment.trials, search.finishes) == ({}, 1)
 
 

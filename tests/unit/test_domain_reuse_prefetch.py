@@ -291,7 +291,8 @@ def test_the_number_of_prefetched_trials_does_not_depend_on_the_duration_of_lost
         search.start(f"t{number}")
     search.end("t0", at_s=10.02)
     search.deliver("t0")
-    search.trial("t1").run.start_received_at_s = -100.0  # t1 has run for 100 s
+    # The trial t1 has run for 100 s when its job is lost. This duration must not reduce the number of prefetched trials.
+    search.trial("t1").run.start_received_at_s = -100.0
     search.lose("env-1", *search.experiment.jobs.live["env-1"].waiting_ids)
     assert search.trial("t1").state is TrialState.FAILED
     search.idle("env-0")

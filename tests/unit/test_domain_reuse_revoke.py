@@ -85,7 +85,8 @@ def test_an_idle_job_causes_one_revoke_unless_a_request_to_the_tuner_is_unanswer
     revocable.idle("env-1")
     assert len(revocable.revoked) == 1
     search = search_with_revocable_trials()
-    # The higher limit causes a request, which the tuner has not answered yet.
+    # The higher limit causes a request, which the tuner has not answered yet. The idle job waits for the answer, so no trial is
+    # revoked.
     search.experiment.handle(LimitsChanged(Limits(2, 7, None)), 0.0)
     search.idle("env-1")
     assert search.revoked == []

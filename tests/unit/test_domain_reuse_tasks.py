@@ -156,7 +156,7 @@ def test_a_repeated_start_report_stops_an_ended_trial_only_if_the_trial_has_seve
         search.idle(task=task)
     search.start("t0", names[0])
     search.end("t0", names[0], succeeds=False)
-    # A manager that has just started has no report of the attempt yet.
+    # The trial is now as in a manager that has just started and has no report of this attempt.
     search.trial("t0").attempts[names[0]].apply(AttemptReport.DISCARDED)
     search.start("t0", names[0])
     assert len(search.all_of(CancelTrial)) == tasks - 1

@@ -47,7 +47,7 @@ def test_the_lease_of_a_local_holder_expires_when_its_last_renewal_is_too_old(tm
 
 
 def test_a_renewal_time_in_the_future_is_ignored(tmp_path):
-    # The time can be in the future after a restart of the machine if its kernel provides no boot id.
+    # The renewal time can be in the future after a restart of the machine if its kernel provides no boot id.
     path = tmp_path / "owner.lock"
     path.touch()
     write_record(path, LeaseRecord(LeaseHolder.here(), 1, time.monotonic() + LONG_S))

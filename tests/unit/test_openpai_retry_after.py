@@ -12,7 +12,7 @@ THEN, LATER = "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:30 GMT"
     ("headers", "wait_s"),
     [
         ({"Retry-After": "7"}, 7.0),
-        # Both dates are years before the time of the local clock.
+        # Both dates are years before the time of the local clock, so the local clock must not affect the wait.
         ({"Retry-After": LATER, "Date": THEN}, 30.0),
         ({"Retry-After": THEN, "Date": LATER}, 0.0),
         ({"Retry-After": LATER}, None),

@@ -400,7 +400,7 @@ def test_importance_is_computed_once_for_unchanged_results(played, monkeypatch):
         async with client_of(played) as client:
             answers = await asyncio.gather(*(client.get("/importance") for _ in range(3)))
             assert all(answer.json()["why"].startswith("0 trials have") for answer in answers)
-            # Two pages show different metrics at the same time.
+            # Two pages show different metrics and alternate their requests. Nevertheless, each metric is evaluated only once.
             for metric in ("loss", "default", "loss"):
                 await client.get(f"/importance?metric={metric}")
             assert evaluated == ["default", "loss"]

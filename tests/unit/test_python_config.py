@@ -123,7 +123,7 @@ SERVICES = {
     "frameworkcontroller": FrameworkControllerConfig,
     "kubeflow": KubeflowConfig,
 }
-# The reader handles these keys outside of its tables.
+# The reader handles these keys itself. Its tables do not contain them, so the test leaves them out.
 ANSWERED = {"searchSpace", "sharedStorage", "experimentType", "openpaiConfig"}
 
 

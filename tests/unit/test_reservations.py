@@ -52,7 +52,7 @@ async def test_jobs_get_room_in_the_order_of_their_reservations():
     jobs = [room.reserve(job_id) for job_id in "abc"]
     await settle()
     assert room.tried == ["a"]
-    # The new job d makes its reservation before the waiting jobs can use the free room.
+    # The new job d makes its reservation before the waiting jobs can use the free room. It must not get this room before they do.
     room.add()
     jobs.append(room.reserve("d"))
     await settle()

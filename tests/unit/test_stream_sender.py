@@ -94,7 +94,7 @@ def test_a_stream_is_dropped_after_a_delay_unless_it_has_ended_or_was_replaced(
             ends.set()
         while not posted and meanwhile != "another stream":
             await asyncio.sleep(0)
-        link._drop(dropped, "cannot read")  # simulates the call at the end of the delay
+        link._drop(dropped, "cannot read")  # simulates the call at the end of DROP_DELAY_S
         await link.close()
 
     asyncio.run(scenario())

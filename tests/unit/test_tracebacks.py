@@ -137,7 +137,7 @@ def a_traceback(line="ValueError: bad"):
         ("", ""),
         ("loss: 0.3\nValueError: not raised\n", ""),
         ('  File "config.yml" was read\nValueError: not raised\n', ""),
-        # The start of this stderr was truncated: the first line is incomplete.
+        # This stderr was truncated at its start, so its first line is incomplete.
         (a_traceback().partition("recent")[2], "ValueError: bad"),
         (a_traceback().replace("\n", "\r\n"), "ValueError: bad"),
         (textwrap.indent(a_traceback(), "[rank0]: "), "ValueError: bad"),
