@@ -148,7 +148,7 @@ def test_curvefitting_forecasts_the_last_value_of_a_curve(end):
     assert forecast([end] * 5, 20) == pytest.approx(end)
 
 
-def test_an_assessor_decides_once_for_results_that_arrive_together():
+def test_an_assessor_makes_one_decision_for_results_that_are_reported_together():
     assessment = make_of("Medianstop")
     after_good_ones(assessment)
     assert assessment.report(20, 0, (0.0, 0.0, 1.0))

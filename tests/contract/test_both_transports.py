@@ -152,7 +152,7 @@ def test_the_shared_storage_transport_stores_each_byte_once_and_in_order(play: C
     play(more_rules=(NoStream, MountRules), phases=NO_SHRINKING)
 
 
-def test_the_state_machine_test_detects_a_receiver_that_stores_resent_bytes_again(
+def test_the_state_machine_test_detects_a_receiver_that_stores_repeated_bytes_twice(
     play: Callable[..., None],
 ) -> None:
     with pytest.raises((AssertionError, OffsetGap)):

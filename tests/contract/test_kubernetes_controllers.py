@@ -96,7 +96,7 @@ def test_a_failing_framework_has_the_same_status_changes_as_on_a_real_cluster(cl
     }
 
 
-def test_a_succeeded_role_ends_the_remaining_tasks_and_deletes_all_objects(cluster):
+def test_a_framework_ends_its_remaining_tasks_and_deletes_its_objects_when_one_role_has_succeeded(cluster):
     run(
         cluster,
         role("ps", 1, "exec sleep 100", (1, -1), terminationGracePeriodSeconds=1),

@@ -143,7 +143,7 @@ def a_job(name="j1", count=2, command="test $JOB_COMPLETION_INDEX -lt 2", **labe
     return {"metadata": {"name": name, "labels": labels}, "spec": spec | {"template": {"spec": pod}}}
 
 
-def test_an_indexed_job_sets_pod_indices_and_completes_after_all_pods(cluster):
+def test_an_indexed_job_gives_each_pod_an_index_and_completes_when_all_pods_have_succeeded(cluster):
     cluster.store.create(JOBS, "default", a_job())
     status = until_met(cluster, JOBS, "j1", "Complete")
     assert (status["succeeded"], status["active"]) == (2, 0)
@@ -168,7 +168,7 @@ def test_a_job_with_a_queue_is_suspended_until_the_queue_admits_the_job(cluster)
 
 
 @pytest.mark.parametrize("release", ["2.1", "2.2"])
-def test_a_trainjob_can_override_the_pods_of_its_training_runtime(cluster, release):
+def test_a_trainjob_can_override_the_pod_template_of_its_training_runtime(cluster, release):
     definitions_of = (definitions.train_job(release), definitions.CLUSTER_RUNTIME)
     for each in definitions_of:
         cluster.store.create(DEFINITIONS, "", each)

@@ -44,7 +44,7 @@ def platform(request, tmp_path, monkeypatch):
         yield platform
 
 
-async def test_a_job_receives_its_settings_and_the_platform_reports_each_job_end_once(platform):
+async def test_each_job_receives_its_settings_and_the_platform_reports_its_end_once(platform):
     platform.runs(f"case $TRIAL_KEEPER_ROLE in ps) exec sleep 100;; esac; {platform.settings_arrived}")
     async with platform.manager() as service:
         await service.submit(platform.settings())
@@ -98,7 +98,7 @@ async def test_the_platform_reports_the_end_of_a_stopped_job_after_the_job_has_e
     assert len(platform.ends) == 1
 
 
-async def test_a_job_that_is_stopped_during_its_submission_ends_once(platform):
+async def test_the_end_of_a_job_that_is_stopped_during_its_submission_is_reported_once(platform):
     async with platform.manager() as service:
         await service.reserve("trial1")
         submission = asyncio.create_task(service.submit(platform.settings()))
@@ -110,7 +110,7 @@ async def test_a_job_that_is_stopped_during_its_submission_ends_once(platform):
     assert len(platform.ends) == 1
 
 
-async def test_a_job_removed_by_another_client_ends_with_a_specific_reason(platform):
+async def test_a_job_removed_by_another_client_ends_with_the_reason_and_message_of_its_platform(platform):
     async with platform.manager() as service:
         await service.submit(platform.settings())
         await platform.has_started()
@@ -309,7 +309,7 @@ RESOURCES = {"openpai": ["jobs"], "frameworkcontroller": ["frameworks", "secrets
     ],
     indirect=["platform"],
 )
-async def test_submit_raises_without_a_retry_and_leaves_no_objects_if_the_cluster_refuses_a_job_permanently(
+async def test_a_permanently_refused_submission_raises_an_error_without_a_retry_and_leaves_no_objects(
     platform, resource, answer, message
 ):
     async with platform.manager() as service:
@@ -327,9 +327,7 @@ async def test_submit_raises_without_a_retry_and_leaves_no_objects_if_the_cluste
     [(name, *row) for name, of_platform in TEMPORARY.items() for row in of_platform],
     indirect=["platform"],
 )
-async def test_submit_raises_a_retryable_error_if_the_cluster_refuses_a_job_temporarily(
-    platform, answer, error
-):
+async def test_a_temporarily_refused_submission_raises_a_retryable_error(platform, answer, error):
     async with platform.manager() as service:
         platform.answer_submissions(answer, QUICK.tries)
         with pytest.raises(RetryableError) as raised:

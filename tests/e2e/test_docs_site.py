@@ -50,7 +50,7 @@ def build(tmp_path):
 
 
 @pytest.mark.smoke
-def test_the_site_has_a_menu_a_search_index_and_diagrams(build):
+def test_the_documentation_site_contains_a_menu_and_a_search_index_and_diagrams(build):
     code, errors, site = build(TUNERS)
     assert (code, errors) == (0, "")
     assert 'url=README.html"' in (site / "index.html").read_text()
@@ -72,7 +72,7 @@ def test_the_site_has_a_menu_a_search_index_and_diagrams(build):
         ("[a file](../nowhere.py)", "'../nowhere.py'"),
     ],
 )
-def test_a_broken_link_fails_the_build(build, link, error):
+def test_the_build_of_the_documentation_site_fails_if_a_link_is_broken(build, link, error):
     code, errors, _ = build(f"# Tuners\n\n{link}\n")
     assert code != 0
     assert error in errors

@@ -138,7 +138,7 @@ def registered(place):
 
 
 @pytest.mark.smoke
-def test_an_experiment_in_the_background_can_be_listed_followed_and_stopped(place, nnictl, started):
+def test_an_experiment_in_the_background_can_be_listed_and_followed_and_stopped(place, nnictl, started):
     name = created(place, nnictl)
     (listed,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert (listed["id"], listed["experimentName"], listed["managerIsRunning"]) == (name, "tiny", True)

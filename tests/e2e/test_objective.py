@@ -267,7 +267,7 @@ def test_a_pickled_closure_is_stored_in_private_files_and_loaded_only_by_trial_p
     }  # fmt: skip
 
 
-def test_a_pickled_function_that_another_user_can_write_is_not_loaded(place):
+def test_a_pickled_function_is_not_loaded_if_another_user_can_write_to_its_file(place):
     import pickle
 
     (place / "function.pickle").write_bytes(pickle.dumps(Trap(place / "loaded")))
@@ -280,7 +280,7 @@ def test_a_pickled_function_that_another_user_can_write_is_not_loaded(place):
     assert not (place / "loaded").exists()
 
 
-def test_a_stopped_experiment_resumes_with_the_same_or_a_new_function(place):
+def test_a_stopped_experiment_resumes_with_the_same_or_a_new_objective_function(place):
     with started(
         place, "experiment.config.max_trial_number = 1\nexperiment.run('auto', objective=objective)\n"
     ) as script:
@@ -303,7 +303,7 @@ def test_a_stopped_experiment_resumes_with_the_same_or_a_new_function(place):
     assert left_in(place) == []
 
 
-def test_a_saved_archive_omits_the_objective_function_and_a_resume_requires_a_function(place):
+def test_the_archive_of_an_experiment_omits_its_objective_function_so_a_resume_requires_the_function(place):
     with started(
         place, "experiment.config.max_trial_number = 1\nexperiment.run('auto', objective=objective)\n"
     ) as script:
@@ -357,7 +357,7 @@ def test_after_ctrl_c_the_trial_is_stopped_and_the_script_continues(place):
     assert left_in(place) == []
 
 
-def test_an_unusable_objective_function_is_refused_before_the_manager_starts(place):
+def test_an_objective_function_that_trials_could_not_run_is_refused_before_the_manager_starts(place):
     import threading
 
     lock = threading.Lock()

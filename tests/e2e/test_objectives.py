@@ -48,7 +48,9 @@ def output_of(capsys, *arguments):
 
 
 @pytest.mark.smoke
-def test_the_pareto_front_is_the_same_in_nnictl_python_and_page(a_real_experiment, capsys, tmp_path):
+def test_nnictl_and_the_python_api_and_the_page_show_the_same_pareto_front(
+    a_real_experiment, capsys, tmp_path
+):
     experiment = a_real_experiment(
         TRAIN,
         trialConcurrency=1,

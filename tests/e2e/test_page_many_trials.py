@@ -198,7 +198,7 @@ def test_any_row_of_a_large_table_can_be_opened_by_keyboard(person, view):
     assert person.faults_for_assistive_technology() == []
 
 
-def test_ranges_selected_in_the_charts_filter_all_trials(person):
+def test_a_range_selected_in_a_chart_filters_all_trials(person):
     person.see("nav-trials").click()
     person.see("tab-parallel").click()
     title = person.see("axis-x3")
@@ -332,7 +332,9 @@ def test_the_large_table_follows_changes_of_a_running_experiment(browser, tmp_pa
         expect(rows_of(person).first).to_contain_text("7.5")
 
 
-def test_the_page_keeps_filters_and_order_when_an_experiment_becomes_large(browser, tmp_path, monkeypatch):
+def test_the_page_keeps_its_filters_and_its_sort_order_when_the_experiment_becomes_large(
+    browser, tmp_path, monkeypatch
+):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 50)
     played = Played(made_experiment(tmp_path, 0).folder)
 

@@ -71,7 +71,9 @@ def prepared():
 
 
 @pytest.mark.smoke
-def test_queries_of_an_ended_experiment_return_the_same_answers_before_and_after_a_stop(place, capsys):
+def test_queries_of_an_ended_experiment_return_the_same_answers_before_and_after_its_manager_stops(
+    place, capsys
+):
     with prepared() as experiment:
         assert experiment.run("auto") is True
         out, shown = capsys.readouterr()
@@ -153,7 +155,7 @@ def test_queries_of_an_ended_experiment_return_the_same_answers_before_and_after
     assert left_in(place) == []
 
 
-def test_each_trial_records_code_environment_and_packages(place):
+def test_the_provenance_of_each_trial_contains_its_code_version_and_its_python_and_its_packages(place):
     with prepared() as experiment:
         assert experiment.run("auto") is True
         trials = experiment.list_trial_jobs()
@@ -181,7 +183,7 @@ def test_a_warning_shows_the_exit_code_and_the_log_command_if_every_trial_fails(
     assert [trial.message for trial in experiment.list_trial_jobs()] == ["exit code 3"] * 2
 
 
-def test_experiment_wait_returns_after_the_end_of_trials_that_were_added_later(place, capsys):
+def test_experiment_wait_also_waits_for_trials_that_were_added_after_the_start(place, capsys):
     with pytest.raises(UserError, match=r"call start\(\) or run\(\) first"):
         prepared().wait()
     gate = place / "gate"

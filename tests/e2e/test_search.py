@@ -103,7 +103,7 @@ def test_search_prints_nothing_to_stdout_and_prints_only_warnings_to_stderr_if_v
     assert err.count('such as objectives=[{"metric": "loss", "mode": "minimize"}]') == 2
 
 
-def test_search_can_maximize_and_returns_no_best_trial_if_there_are_no_results(place):
+def test_search_with_maximize_finds_the_largest_value_and_search_without_results_finds_no_best_trial(place):
     tuner = AlgorithmConfig(name="gridsearch", class_args=None)
     space = {"x": {"_type": "choice", "_value": [1, 2, 3]}}
     found = search(
@@ -230,7 +230,7 @@ class Own(nni_sdk.tuner.Tuner):
 """
 
 
-def test_a_configured_built_in_tuner_sets_the_direction_and_a_custom_tuner_receives_its_arguments(place):
+def test_search_uses_the_optimize_mode_of_a_built_in_tuner_and_passes_its_arguments_to_a_custom_tuner(place):
     space = {"x": {"_type": "choice", "_value": [1, 2, 3]}}
     largest = AlgorithmConfig(name="GridSearch", class_args={"optimize_mode": "maximize"})
     found = search(

@@ -205,7 +205,7 @@ def test_a_restarted_service_adopts_the_trials_after_a_crash_of_its_manager(plac
     assert ended(again, scaled_s(seconds_of(EXPERIMENT, "TimeoutStopSec")))[1] == ""
 
 
-def test_a_stopped_experiment_ends_its_service_with_success(place, service):
+def test_the_service_of_a_stopped_experiment_exits_with_success(place, service):
     """With another exit code, systemd would resume an experiment that its user has just stopped."""
     experiment = RealExperiment(place / "made", ENDLESS, maxTrialNum=1, experiment_id="SERVICE1")
     experiment.create()
@@ -227,7 +227,7 @@ def test_the_service_of_a_failed_experiment_exits_with_the_status_that_prevents_
     assert "No module named 'no_such_module'" in process.stderr.read()
 
 
-def test_a_finished_experiment_ends_its_service_with_success(place, service):
+def test_the_service_of_a_finished_experiment_exits_with_success(place, service):
     train = "import nni_sdk\nnni_sdk.report_final_result(nni_sdk.get_next_parameter()['x'])\n"
     experiment = RealExperiment(place / "made", train, maxTrialNum=1)
     experiment.create()

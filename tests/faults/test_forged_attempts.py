@@ -110,7 +110,7 @@ def test_attempts_forged_by_another_user_are_reported_and_change_no_result(
     assert all("check who may write to the shared storage" in warning for warning in warnings), warnings
 
 
-def test_the_manager_warns_and_ignores_an_unregistered_attempt_without_attempt_json(
+def test_the_manager_ignores_an_unregistered_attempt_without_attempt_json_and_warns_about_it(
     a_real_experiment, monkeypatch
 ):
     """The manager has never read the attempt, so the attempt is not registered."""
@@ -145,7 +145,7 @@ def test_the_manager_warns_and_ignores_an_unregistered_attempt_without_attempt_j
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_rows_of_two_attempts_are_not_mixed_if_the_first_attempt_folder_was_removed(
+def test_the_metrics_of_two_attempts_are_not_mixed_if_the_folder_of_the_first_attempt_was_removed(
     a_real_experiment, retries
 ):
     experiment = a_real_experiment(TWICE, maxTrialNum=1, trialConcurrency=1, maxTrialRetry=retries)

@@ -103,7 +103,7 @@ async def test_jobs_that_end_during_an_api_server_outage_are_reported_with_their
         await gone(site)
 
 
-async def test_each_job_is_reported_once_if_it_ends_while_the_api_server_drops_its_history(site):
+async def test_the_end_of_each_job_is_reported_once_even_if_the_api_server_has_dropped_its_history(site):
     async with site.manager() as service:
         await both_run(site, service)
         for _ in range(3):

@@ -201,7 +201,7 @@ def test_a_job_is_not_submitted_again_if_the_manager_cannot_read_whether_its_tri
     play(second)
 
 
-def test_the_next_manager_stops_a_trial_whose_stop_was_requested_earlier(a_real_experiment):
+def test_the_next_manager_stops_a_trial_that_the_previous_manager_was_asked_to_stop(a_real_experiment):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
 
     async def stop(engine, trial, key, keeper):
@@ -220,7 +220,7 @@ def test_the_next_manager_stops_a_trial_whose_stop_was_requested_earlier(a_real_
 
 
 @pytest.mark.parametrize("has_connected", [True, False])
-def test_a_missing_connection_is_a_problem_only_if_no_keeper_of_the_job_ever_connected(
+def test_a_missing_connection_of_an_adopted_job_is_a_problem_only_if_its_keeper_never_connected(
     a_real_experiment, has_connected
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL)
@@ -264,7 +264,7 @@ def test_a_queued_trial_survives_any_number_of_jobs_that_ended_while_no_manager_
     play(scenario)
 
 
-def test_a_reused_job_that_ended_while_no_manager_ran_and_before_its_keeper_connected_fails_no_trial(
+def test_no_trial_fails_if_a_reused_job_ended_while_no_manager_ran_and_before_its_keeper_connected(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, **ONE_TRIAL, localConfig={"reuse": True})

@@ -221,7 +221,7 @@ def test_the_event_stream_sends_changes_and_keepalives(served, monkeypatch, enco
     assert served.get(f"/changes?since={version}")["trials"] == []
 
 
-def test_a_reconnected_follower_receives_only_changes_since_its_version(served, monkeypatch):
+def test_a_reconnected_follower_receives_only_changes_since_the_version_that_it_names(served, monkeypatch):
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.05)
     version = served.get("/changes")["version"]
     write(served.folder, trial_row(made_trial(8, time.time(), 0.25)))

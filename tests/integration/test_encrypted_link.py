@@ -183,7 +183,9 @@ def test_a_manager_with_a_certificate_refuses_a_keeper_without_tls(encrypted: Si
     assert encrypted.manager.hellos == 0
 
 
-def test_the_doctor_verifies_the_certificate_and_connects(encrypted: Site) -> None:
+def test_the_doctor_verifies_the_certificate_of_the_manager_and_connects_to_the_manager(
+    encrypted: Site,
+) -> None:
     found = doctor(encrypted)
     assert "OK    tls" in found
     assert "OK    grpc" in found

@@ -117,7 +117,7 @@ def test_the_program_named_python_is_used_if_the_program_named_python3_fails(con
         ("pypy", (3, 11), "", "pp311"),
     ],
 )
-def test_the_archive_name_starts_with_the_python_tag_that_wheels_have(
+def test_the_name_of_a_keeper_archive_starts_with_the_python_tag_that_wheels_have(
     monkeypatch, implementation, version, flags, name
 ):
     monkeypatch.setattr(sys, "implementation", SimpleNamespace(name=implementation))

@@ -292,7 +292,7 @@ async def test_an_older_api_version_is_used_if_the_experiment_file_names_the_ver
     kubernetes.close()
 
 
-def test_the_error_lists_missing_operators(site):
+def test_the_error_for_a_cluster_without_the_kubeflow_operator_and_kueue_names_both(site):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     for kind in (TF_JOBS, LOCAL_QUEUES):
         site.store.delete(DEFINITIONS, "", f"{kind.plural}.{kind.group}")

@@ -239,7 +239,7 @@ def test_the_error_of_a_refused_call_contains_the_message_of_the_server(
         cluster.create(OUR_SECRETS, "default", document)
 
 
-def test_a_forbidden_call_raises_forbidden(cluster, server):
+def test_a_call_that_the_cluster_forbids_raises_the_error_forbidden(cluster, server):
     server.api.denied.add(("list", "pods"))
     with pytest.raises(errors.Forbidden, match='cannot list resource "pods"'):
         cluster.objects(PODS, "default", "")
@@ -480,7 +480,7 @@ def test_a_failing_watch_doubles_its_pauses_to_at_most_20_s_and_recovers(cluster
     assert len(event.waits_s) <= 10
 
 
-def test_a_call_to_an_unreachable_server_fails_after_bounded_retries(server, tmp_path):
+def test_a_call_to_an_unreachable_server_fails_after_a_bounded_number_of_retries(server, tmp_path):
     patient = Kubernetes(tmp_path / "kubeconfig")
     event = patient._is_closed = SteppedEvent(None)
     server.api.stop()

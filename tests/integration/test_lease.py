@@ -47,7 +47,7 @@ def written_elsewhere(folder, beat, pid=7):
     lock_of(folder).write_text(json.dumps({"owner": owner, "beat": beat}))
 
 
-def test_the_lock_file_contains_its_owner_and_is_empty_after_the_release(folder):
+def test_the_lock_file_contains_the_owner_and_is_empty_after_the_release_of_the_lease(folder):
     with folder.owned() as held:
         found = read_record(lock_of(folder))
         assert found is not None

@@ -529,7 +529,7 @@ def test_a_secret_is_available_to_the_commands_and_stored_in_no_file(play, tmp_p
     assert not [path for path in files if b"correct-horse" in path.read_bytes()]
 
 
-def test_the_config_is_the_submitted_text_with_secrets_masked(play):
+def test_the_returned_config_of_a_job_is_its_submitted_text_with_masked_secrets(play):
     async def scenario(cluster):
         text = (GOLDEN / "parameters_and_secrets.yaml").read_text()
         name = await cluster.submit("alice", text.encode())
@@ -565,7 +565,7 @@ def test_each_rotated_log_can_be_read_by_name_from_an_offset(play):
 @pytest.mark.parametrize(
     "name", ["../stdout", "/etc/passwd", "stdout/../../x", "", "stdout.9", "user-stdout/current"]
 )
-def test_an_unknown_log_name_or_a_path_is_refused(play, name):
+def test_a_log_name_that_is_unknown_or_contains_a_path_is_refused(play, name):
     async def scenario(cluster):
         await run(cluster, commands("true"))
         logs = await cluster.logs_of("alice", "job", 0, "worker", 0, 0)
@@ -708,7 +708,7 @@ def test_tags_are_added_and_removed_idempotently(play):
     play(scenario)
 
 
-def test_events_report_the_scheduling_the_start_the_failure_and_the_warnings_of_a_job(play):
+def test_the_events_of_a_job_include_its_scheduling_and_its_start_and_its_failure_and_its_warnings(play):
     async def scenario(cluster):
         await run(cluster, commands("exit 3", "echo <% $parameters.nobody %>"))
         reasons = [event.reason for event in await cluster.read(JobStore.events, "alice", "job")]
@@ -770,7 +770,7 @@ def test_the_infiniband_example_of_the_documentation_is_refused_with_its_line_nu
     refused(play, text, ProtocolInvalid, "line 11, column 3: cannot read the job")
 
 
-def test_prerequisites_run_in_order_before_the_commands_and_in_reverse_order_afterwards(play):
+def test_prerequisites_run_in_order_before_the_commands_and_in_reverse_order_after_the_commands(play):
     def cmd(name, require=()):
         events = [
             {"event": "taskStarts", "commands": [f"echo {name} >> order"]},

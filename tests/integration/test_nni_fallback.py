@@ -224,7 +224,7 @@ for _ in range(2):
     assert ran(BASE, code, sdk, after=[tmp_path / "source"]) == ("broken False\nbroken False\n", "")
 
 
-def test_another_thread_waits_until_the_import_of_nni_has_finished(sdk, tmp_path):
+def test_another_thread_that_imports_nni_waits_until_the_first_import_has_finished(sdk, tmp_path):
     init = """
 import threading
 def other():

@@ -125,7 +125,7 @@ def keep_accounts(folder, monkeypatch, *rows):
     return calls
 
 
-async def test_the_accounting_explains_the_end_of_an_unlisted_job_that_ended_while_no_manager_ran(
+async def test_slurm_accounting_explains_the_end_of_a_job_that_squeue_no_longer_lists_after_a_manager_restart(
     place, tmp_path, monkeypatch
 ):
     first = place.service()

@@ -85,7 +85,7 @@ def test_a_trial_uses_the_metrics_of_one_task_and_ends_according_to_the_completi
         assert len({trial.job_id for trial in trials}) == 3
 
 
-def test_a_failed_worker_causes_its_trial_to_fail_and_the_job_runs_the_next_trial(a_real_experiment):
+def test_a_trial_fails_if_its_worker_fails_and_the_reused_job_then_runs_the_next_trial(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=2, trialConcurrency=1, localConfig={"reuse": True})
     more = 'sys.exit(3 if index == 1 and os.environ["NNI_TRIAL_SEQ_ID"] == "0" else 0)'
     trials = run(experiment, more, reuse=True)
@@ -130,7 +130,7 @@ def test_a_task_exits_with_0_if_it_connects_after_the_trial_has_ended(a_real_exp
     assert (trial.state.value, codes) == ("SUCCEEDED", [0, 0, 0])
 
 
-def test_a_trial_succeeds_with_its_job_if_the_completion_policy_tolerates_a_killed_keeper(a_real_experiment):
+def test_a_trial_succeeds_if_the_completion_policy_tolerates_the_loss_of_a_killed_keeper(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1, localConfig={"reuse": False})
     gate = experiment.code / "gate"
 
@@ -152,7 +152,7 @@ def test_a_trial_succeeds_with_its_job_if_the_completion_policy_tolerates_a_kill
 
 
 @pytest.mark.parametrize("task", ["worker-0", "ps-0"])
-def test_a_trial_gets_a_new_attempt_if_the_keeper_of_its_job_is_replaced(a_real_experiment, task):
+def test_a_task_of_a_trial_gets_a_new_attempt_if_the_keeper_of_the_task_is_replaced(a_real_experiment, task):
     experiment = a_real_experiment("", maxTrialNum=2, trialConcurrency=1, localConfig={"reuse": True})
     gate = experiment.code / "gate"
 

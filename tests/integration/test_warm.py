@@ -325,7 +325,7 @@ SHOW = "python() {{ printf '%s\\0' \"$@\"; }}; {}"
 
 
 @given(st.text(st.sampled_from("a.=-/ \t\n'\"\\$~*?[]{}!#&;|<>()`,%@^:+é\x01")))
-def test_warm_command_splits_a_command_into_the_same_words_as_bash(text):
+def test_the_function_warm_command_splits_a_command_into_the_same_words_as_bash(text):
     command = f"python train.py {text}"
     parsed = warm_command(command)
     if parsed is None:
@@ -447,7 +447,7 @@ def test_a_warm_start_is_refused_after_three_standby_forks_were_killed(warm, sit
     assert site.warmly(warm)[:2] == (0, "here\n")
 
 
-def test_two_hundred_trials_leave_no_process_and_no_descriptor(warm, site):
+def test_two_hundred_trials_leave_no_thread_and_no_open_descriptor(warm, site):
     site.write("import sys; sys.exit(int(sys.argv[1]) % 256)")
 
     def state():
@@ -603,7 +603,7 @@ def test_a_symlink_is_resolved_again_if_it_changes_after_the_preparation_of_a_tr
     assert shown[0].startswith(f"new {site.folder}/new ")
 
 
-def test_the_error_of_a_deleted_code_folder_contains_its_path(warm, site):
+def test_the_error_for_a_deleted_code_folder_contains_the_path_of_the_folder(warm, site):
     site.write("print('here')", "sub/train.py")
     start = replace(site.warm_start(), cwd=str(site.folder / "sub"))
     warm.prepare(start)
@@ -724,7 +724,7 @@ def test_a_module_is_accepted_if_its_child_process_ends_during_the_import(warm_o
     assert site.warmly(warm_of("probing", **path), environ=CONTAINER | path) == (0, "True\n", "")
 
 
-def test_an_interpreter_ends_with_its_keeper(tmp_path):
+def test_a_warm_interpreter_ends_when_its_keeper_ends(tmp_path):
     keeper = (
         "import os, sys; from trial_keeper.host.warm import WarmInterpreter\n"
         "w = WarmInterpreter(sys.executable, (), os.environ); assert w.is_ready(60); print(w.pid, flush=True); os._exit(0)"
@@ -844,7 +844,7 @@ def test_a_refused_warm_start_runs_no_script_and_the_next_start_succeeds(warm, s
     waiting_fork(warm)
 
 
-def test_a_dead_warm_interpreter_refuses_every_start_of_a_trial_with_the_cause_of_its_death(site):
+def test_the_refusal_of_a_start_by_a_dead_warm_interpreter_names_the_signal_that_killed_the_interpreter(site):
     interpreter = WarmInterpreter(sys.executable, (), CONTAINER)
     assert interpreter.is_ready(READY_S)
     os.kill(interpreter.pid, signal.SIGKILL)
@@ -855,7 +855,7 @@ def test_a_dead_warm_interpreter_refuses_every_start_of_a_trial_with_the_cause_o
     interpreter.close()
 
 
-def test_a_warm_start_is_refused_if_the_process_does_not_adopt_orphans(tmp_path):
+def test_a_warm_start_is_refused_if_the_keeper_process_does_not_adopt_orphans(tmp_path):
     (tmp_path / "train.py").write_text("open('ran', 'w')")
     before = set(psutil.Process().children())
     keeper = (

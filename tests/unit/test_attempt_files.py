@@ -75,7 +75,7 @@ def test_the_error_names_the_mount_if_a_file_never_appears(tmp_path, quick_stora
         read_shared(Workspace(tmp_path), tmp_path / "manager.json")
 
 
-def test_an_unreadable_file_raises_an_error_without_waiting(tmp_path):
+def test_a_folder_in_place_of_a_shared_file_raises_an_error_with_a_remedy(tmp_path):
     (tmp_path / "manager.json").mkdir()
     with pytest.raises(
         MountUnreadable, match=r"cannot read .*it is not a regular file; remove it, check who"
@@ -171,7 +171,9 @@ def test_the_folder_of_a_claimed_attempt_contains_the_parameters_and_empty_strea
     assert all(folder.stream(stream).read_bytes() == b"" for stream in Stream)
 
 
-def test_a_trial_without_parameters_raises_an_error_and_claims_no_attempt(workspace, quick_storage):
+def test_a_keeper_raises_an_error_and_claims_no_attempt_if_the_trial_has_no_parameters(
+    workspace, quick_storage
+):
     workspace.trial("trial1").parameter_cfg.unlink()
     with pytest.raises(WorkspaceMissing, match=r"cannot find \S+/parameter\.cfg"):
         claim_attempt(workspace, SETTINGS, "trial1", "main-0")
@@ -197,7 +199,7 @@ def test_the_error_for_a_file_in_place_of_the_attempts_folder_contains_a_remedy(
         (errno.EIO, WorkspaceNotWritable, "check the storage's server"),
     ],
 )
-def test_each_kind_of_write_error_has_its_own_class_and_remedy(tmp_path, number, kind, remedy):
+def test_each_cause_of_a_write_error_has_its_own_error_class_and_remedy(tmp_path, number, kind, remedy):
     tmp_path.chmod(0o700)
     error = not_writable(tmp_path, OSError(number, os.strerror(number)))
     assert type(error) is kind
@@ -302,7 +304,7 @@ def test_a_document_that_the_storage_cannot_read_for_a_moment_is_read_again(fold
         assert file.read() == b"new"
 
 
-def test_a_document_that_the_storage_cannot_read_for_long_is_an_error(folder, monkeypatch):
+def test_a_document_that_the_storage_cannot_read_for_a_long_time_raises_an_error(folder, monkeypatch):
     monkeypatch.setattr(attempt_files, "SHARED_STORAGE_LAG_S", 0.0)
     monkeypatch.setattr(attempt_files, "open_beneath", fail_with(errno.EIO))
     with pytest.raises(MountUnreadable, match="check the storage's server"):
@@ -425,14 +427,12 @@ def test_a_file_replaced_by_an_identical_copy_does_not_count_as_changed(folder, 
         ("é".encode() * 10, 5, "�éé"),
     ],
 )
-def test_the_last_text_of_a_stream_starts_at_the_start_of_a_line_if_possible(
-    folder, tail, content, longest, text
-):
+def test_the_last_text_of_a_stream_starts_with_a_whole_line_if_possible(folder, tail, content, longest, text):
     append(folder, Stream.STDERR, content)
     assert tail.last_text(Stream.STDERR, longest) == text
 
 
-def test_the_open_streams_can_be_closed_twice_and_their_files_are_kept(folder, tail):
+def test_closing_the_stream_reader_twice_raises_no_error_and_keeps_the_files_of_the_streams(folder, tail):
     append(folder, Stream.METRICS, b"abc")
     tail.sizes()
     tail.close()

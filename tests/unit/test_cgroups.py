@@ -146,7 +146,7 @@ WORDS = st.sampled_from(
 
 @given(cgroup=st.lists(WORDS).map("".join), mounts=st.lists(WORDS).map("".join))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_arbitrary_proc_files_raise_no_error(tmp_path_factory, cgroup, mounts):
+def test_arbitrary_content_of_proc_files_raises_no_error(tmp_path_factory, cgroup, mounts):
     root = tmp_path_factory.mktemp("root")
     (root / "proc" / "self").mkdir(parents=True)
     (root / "proc" / "self" / "cgroup").write_text(cgroup)

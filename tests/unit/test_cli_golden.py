@@ -162,7 +162,7 @@ def same(name, output, home):
 
 
 @pytest.mark.parametrize("name", HELPS)
-def test_help_matches_its_golden_file(capsys, tmp_path, name):
+def test_the_help_of_each_command_matches_its_golden_file(capsys, tmp_path, name):
     assert main.run([*HELPS[name], "--help"]) == 0
     same(name, capsys.readouterr().out, tmp_path)
 

@@ -407,7 +407,7 @@ def test_tensorboard_serves_the_folder_of_a_trial_until_nnictl_tensorboard_stop_
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_the_tensorboards_of_a_deleted_experiment_end(nnictl, an_experiment, installed):
+def test_deleting_an_experiment_ends_its_tensorboards(nnictl, an_experiment, installed):
     installed(PROGRAM)
     folder = an_experiment("abc11111")
     key = AttemptKey("aB3dE", attempt_id(0), "main")

@@ -46,7 +46,7 @@ def read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name in TUNERS if name not in ("BatchTuner", "GridSearch", "GP")])
-def test_tuner_names_are_accepted_in_any_case(read, monkeypatch, name):
+def test_tuner_names_are_accepted_in_lower_case_and_upper_case(read, monkeypatch, name):
     monkeypatch.setattr(Need, "is_met", True)
     for written in (name, name.lower(), name.upper()):
         config = read(f"tuner: {{name: {written}, {CHOSEN}}}}}")
@@ -63,7 +63,7 @@ def test_the_short_tuner_names_of_nni_2_10_are_accepted(read, tmp_path, name, ou
         assert read(f"tuner: {{name: {written}, {CHOSEN}}}}}").tuner.name == ours
 
 
-def test_advisor_and_assessor_names_are_accepted_in_any_case(read):
+def test_advisor_and_assessor_names_are_accepted_in_lower_case_and_upper_case(read):
     for written, name in (("hyperband", "Hyperband"), ("bohb", "BOHB")):
         assert read(f"advisor: {{name: {written}, {CHOSEN}}}}}").tuner.name == name
     for name, declared in ASSESSORS.items():

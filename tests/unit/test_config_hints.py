@@ -88,7 +88,7 @@ def test_an_unsupported_storage_section_causes_a_single_error_that_lists_the_val
 
 @pytest.mark.parametrize("value", ["\n", " ", "a\nb", "a\tb", "a\x1b"])
 @pytest.mark.parametrize("key", ["image", "virtualCluster", "paiStorageConfigName", "containerNFSMountPath"])
-def test_a_blank_or_multi_line_name_is_an_error(only_message, key, value):
+def test_a_blank_or_multi_line_name_in_the_trial_section_is_an_error(only_message, key, value):
     message = only_message({**PAI, "trial": {**PAI_TRIAL, key: value}}).message
     assert message.startswith(f"cannot use trial.{key}: {json.dumps(value)} is not "), message
 
@@ -139,7 +139,9 @@ def test_a_trial_command_in_addition_to_a_job_file_causes_a_warning(read):
     )
 
 
-def test_the_error_for_an_unknown_name_lists_the_valid_names_if_no_valid_name_is_similar(only_message):
+def test_the_error_for_an_unknown_tuner_or_parameter_type_lists_the_valid_names_if_none_is_similar(
+    only_message,
+):
     message = only_message({**LOCAL, "tuner": {**TUNER, "builtinTunerName": "demotuner"}}).message
     assert '"demotuner" is not a built-in tuner; use one of Auto, ' in message
     message = only_message(LOCAL, {"op": {"_type": "layer_choice", "_value": [1]}}).message
@@ -183,7 +185,7 @@ def test_the_error_for_an_unknown_name_lists_the_valid_names_if_no_valid_name_is
         ),
     ],
 )
-def test_the_error_for_another_librarys_notation_shows_the_nni_notation(
+def test_the_error_for_the_search_space_notation_of_another_library_shows_the_nni_notation(
     only_message, read, library, theirs, ours
 ):
     message = only_message(LOCAL, {"lr": theirs}).message

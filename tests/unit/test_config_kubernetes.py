@@ -98,7 +98,9 @@ def test_a_framework_template_is_stored_with_the_experiment():
     assert (found.storage, found.roles) == (ClaimStorage(FILES / "storage", "nni"), (worker,))
 
 
-def test_a_kubernetes_v2_file_gives_the_same_config_as_the_v1_file(tmp_path):
+def test_a_frameworkcontroller_v2_file_sets_the_storage_and_the_roles_and_the_account_and_the_namespace(
+    tmp_path,
+):
     found = kubernetes_of("v2_frameworkcontroller")
     assert found.storage == AzureStorage("mystorage", "nni-share", "my-vault", "storage-key")
     assert found.roles == (

@@ -261,7 +261,7 @@ def test_a_job_file_that_is_a_pipe_or_too_large_is_refused(diagnostics, tmp_path
     assert line.endswith("name an OpenPAI job file")
 
 
-def test_the_certificates_of_a_cluster_are_stored_as_an_absolute_path(write, tmp_path):
+def test_the_certificate_path_of_a_cluster_is_stored_as_an_absolute_path(write, tmp_path):
     certificate = tls_files.issue(tmp_path / "tls").certificate
     https = {"host: 10.1.1.1": "host: https://10.1.1.1\n  caFile: tls/certificate.pem"}
     config = read_experiment_file(write(https))

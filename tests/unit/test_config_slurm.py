@@ -36,7 +36,7 @@ def test_a_job_requests_the_gpus_of_its_trial_unless_the_slurm_section_sets_gpus
     assert options(tmp_path, "gpus: 4", above="trialGpuNumber: 2\n") == ["--gpus=4"]
 
 
-def test_jobs_are_reused_by_default(tmp_path):
+def test_slurm_jobs_are_reused_by_default(tmp_path):
     assert read(tmp_path).reuse_mode
 
 

@@ -40,24 +40,24 @@ def test_no_bytes_are_sent_before_the_connection_is_open(a_replication) -> None:
     assert a_replication(size=10, durable=None).next_chunks(KEY) == []
 
 
-def test_bytes_that_exist_when_a_stream_is_opened_are_not_sent_twice(a_replication) -> None:
+def test_bytes_are_not_sent_twice_on_one_connection(a_replication) -> None:
     replication = a_replication(size=10)
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
     assert replication.next_chunks(KEY) == []
 
 
-def test_appended_bytes_of_a_stream_are_sent_next(a_replication) -> None:
+def test_only_the_appended_bytes_are_sent_after_a_stream_has_grown(a_replication) -> None:
     replication = a_replication(size=10)
     replication.next_chunks(KEY)
     replication.grew({METRICS: 15})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 10, 5)]
 
 
-def test_sending_starts_at_the_offset_of_the_manager(a_replication) -> None:
+def test_a_keeper_starts_to_send_at_the_offset_that_the_manager_has_stored(a_replication) -> None:
     assert a_replication(size=10, durable=7).next_chunks(KEY) == [SendChunk(KEY, METRICS, 7, 3)]
 
 
-def test_a_stream_without_an_offset_is_sent_from_its_start() -> None:
+def test_a_stream_is_sent_from_its_first_byte_if_the_manager_names_no_offset_for_it() -> None:
     replication = Replication([METRICS, STDOUT])
     replication.grew({METRICS: 3, STDOUT: 4})
     replication.link_came_up({METRICS: 3})

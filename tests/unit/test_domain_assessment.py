@@ -144,7 +144,7 @@ def test_the_tuner_receives_no_final_result_of_a_stopped_trial_if_the_result_is_
     assert search.experiment.leaderboard.best is None
 
 
-def test_a_long_last_result_of_an_early_stopped_trial_reaches_the_tuner() -> None:
+def test_a_tuner_receives_the_last_result_of_an_early_stopped_trial_even_if_the_record_is_long() -> None:
     search = assessed(new_search(concurrency=1))
     search.experiment.feedback.learns_from_early_stopped = True
     search.report("t0", json.dumps({"default": 0.5, "note": "x" * 5000}), final=False)
@@ -171,7 +171,7 @@ def test_a_trial_is_void_if_a_user_or_the_cluster_ended_it_without_a_result(reas
     assert new_search().experiment.feedback.is_void(trial) is is_void
 
 
-def test_an_early_stop_request_is_ignored_if_its_attempt_is_old_or_its_trial_is_terminal() -> None:
+def test_an_early_stop_request_is_ignored_if_a_newer_attempt_runs_or_the_trial_is_terminal() -> None:
     search = assessed(new_search(concurrency=1))
     search.report("t0", "0.5", final=False)
     search.end("t0", ExitReason.SIGNAL)

@@ -112,7 +112,7 @@ def test_a_trial_without_a_start_report_succeeds() -> None:
     assert search.tuner_results == [TellTuner(0, 0.5)]
 
 
-def test_the_attempt_is_closed_after_the_trial_is_stored() -> None:
+def test_an_attempt_is_closed_only_after_its_trial_is_stored() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0")
@@ -199,7 +199,7 @@ def test_a_job_is_stored_when_its_keeper_is_first_found_on_the_shared_storage() 
     assert search.handle(KeeperSeenOnStorage("ended")) == []
 
 
-def test_the_manager_waits_for_the_last_job_after_the_last_trial_has_ended() -> None:
+def test_the_last_job_counts_as_running_until_it_ends_even_if_the_experiment_is_done() -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.run(search.suggest())
     assert search.state is ExperimentState.DONE

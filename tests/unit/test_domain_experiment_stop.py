@@ -45,7 +45,7 @@ def test_a_stopped_experiment_cancels_all_trials_and_ends_after_the_last_trial()
     assert search.requests == []
 
 
-def test_a_second_stop_request_has_no_effect() -> None:
+def test_a_second_stop_request_for_an_experiment_has_no_effect() -> None:
     search = new_search(concurrency=1)
     search.suggest()
     search.handle(ExperimentStopAsked(40.0))
@@ -239,7 +239,7 @@ def test_a_trial_has_the_state_stopping_from_the_first_stop_request_until_the_tr
 
 
 @pytest.mark.parametrize("reason", [ExitReason.STOPPED_BY_USER, ExitReason.EARLY_STOPPED])
-def test_a_stop_request_after_the_command_has_ended_applies_to_the_next_attempt(reason) -> None:
+def test_a_stop_request_after_the_command_of_a_trial_has_ended_applies_to_the_next_attempt(reason) -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0", ExitReason.KEEPER_LOST)
@@ -251,7 +251,7 @@ def test_a_stop_request_after_the_command_has_ended_applies_to_the_next_attempt(
     assert search.trial("t0").state is TrialState.STOPPING
 
 
-def test_a_stop_request_after_the_command_has_ended_does_not_change_the_final_state_of_the_trial() -> None:
+def test_a_stop_request_after_the_command_of_a_trial_has_ended_does_not_change_the_final_state() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.5")

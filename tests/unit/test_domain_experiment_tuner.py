@@ -77,7 +77,9 @@ def test_the_experiment_ends_if_the_tuner_is_not_ready_while_no_trial_runs() -> 
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
-def test_an_unready_tuner_receives_a_new_request_if_a_user_proposes_a_trial_after_the_end() -> None:
+def test_an_unready_tuner_receives_a_new_request_if_a_user_proposes_a_trial_after_the_experiment_is_done() -> (
+    None
+):
     search = new_search(concurrency=2)
     search.suggest()
     search.run("t0")

@@ -78,7 +78,7 @@ def test_an_empty_chunk_causes_no_commit(new_ingest) -> None:
     assert new_ingest().take(METRICS, 0, b"") == []
 
 
-def test_a_partial_record_waits_for_its_remaining_bytes(new_ingest) -> None:
+def test_a_partial_record_is_committed_only_after_its_remaining_bytes_have_arrived(new_ingest) -> None:
     receiver = new_ingest()
     assert receiver.take(METRICS, 0, FIRST[:20]) == []
     commits = receiver.take(METRICS, 20, FIRST[20:] + SECOND[:1])
@@ -158,7 +158,7 @@ def test_logs_that_are_not_collected_do_not_delay_completion(new_ingest) -> None
     assert receiver.is_complete
 
 
-def test_streams_are_received_independently(new_ingest) -> None:
+def test_each_stream_is_received_independently_of_the_other_streams(new_ingest) -> None:
     receiver = new_ingest()
     receiver.take(METRICS, 0, FIRST[:20])
     receiver.take(STDOUT, 0, b"x" * 50)
@@ -211,7 +211,7 @@ def test_many_records_are_committed_in_several_consecutive_commits(new_ingest) -
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_the_end_of_each_commit_is_the_end_of_its_last_record_or_of_all_bytes(new_ingest, more) -> None:
+def test_each_commit_ends_after_its_last_record_or_after_all_received_bytes(new_ingest, more) -> None:
     longer = encode(0, "abcde", "PERIODICAL", 0, "x" * 50)
     records, rest = FIRST * (RECORDS_AT_ONCE - 1) + longer, FIRST * more + b"not a record\n"
     commits = new_ingest().take(METRICS, 0, records + rest)
@@ -220,7 +220,7 @@ def test_the_end_of_each_commit_is_the_end_of_its_last_record_or_of_all_bytes(ne
         assert commits[0].new_offset == len(records)
 
 
-def test_each_mark_is_part_of_the_commit_that_contains_its_bytes(new_ingest) -> None:
+def test_each_checkpoint_mark_is_part_of_the_commit_that_contains_the_bytes_of_the_mark(new_ingest) -> None:
     mark = frame(frame_head(0, "abcde", "CHECKPOINT"), 0, '"1"')
     commits = new_ingest().take(METRICS, 0, mark + FIRST * RECORDS_AT_ONCE + mark + FIRST)
     assert [[each.offset for each in commit.marks] for commit in commits] == [[0], [commits[0].new_offset]]
@@ -298,7 +298,7 @@ def test_a_stream_that_exactly_fills_the_quota_is_not_marked_as_truncated(new_in
     assert not commit.is_last_collected
 
 
-def test_the_reason_for_an_unreadable_record_says_whether_it_is_truncated_or_incomplete(
+def test_the_report_of_a_partial_record_says_whether_the_record_is_incomplete_or_cut(
     new_ingest, small_limits
 ) -> None:
     _, torn = new_ingest().take(METRICS, 0, FIRST + SECOND)

@@ -172,7 +172,7 @@ def test_a_stop_request_during_a_revoke_cancels_the_trial_when_the_trial_is_recl
     assert revocable.experiment.state is ExperimentState.DONE
 
 
-def test_a_lost_job_returns_all_its_trials_together_even_if_a_revoke_is_in_progress(
+def test_all_prefetched_trials_of_a_lost_job_go_to_another_job_even_if_a_revoke_is_in_progress(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")

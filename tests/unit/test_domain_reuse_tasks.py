@@ -229,7 +229,9 @@ def test_a_restart_of_the_reporting_task_discards_the_earlier_results_of_the_tri
     )
 
 
-def test_task_ends_of_the_previous_run_do_not_count_after_a_restart_of_the_whole_job() -> None:
+def test_tasks_that_ended_in_the_previous_run_do_not_count_as_ended_after_a_restart_of_the_whole_job() -> (
+    None
+):
     search = SimulatedReuse(completion=Completion((TaskRole("worker", 2, 1, -1),)))
     for task in ("worker-0", "worker-1"):
         search.idle(task=task)

@@ -47,7 +47,7 @@ def test_a_result_that_violates_a_constraint_adds_no_point_to_the_result_curve(a
 
 
 @given(st.integers(0, 200), st.integers(2, 50))
-def test_a_thinned_curve_keeps_the_first_and_the_last_point(count, most):
+def test_a_thinned_result_curve_keeps_the_first_and_the_last_point(count, most):
     points = tuple((place + 1, float(place), float(place)) for place in range(count))
     thinned = Curve(MAXIMIZE, points, count, float(count)).thinned(most)
     assert len(thinned) == min(count, most)
@@ -56,7 +56,7 @@ def test_a_thinned_curve_keeps_the_first_and_the_last_point(count, most):
         assert (thinned[0], thinned[-1]) == (points[0], points[-1])
 
 
-def test_the_list_shows_the_best_result_of_each_experiment(an_experiment):
+def test_the_experiment_list_shows_the_best_result_of_each_experiment(an_experiment):
     folder = an_experiment("abc11111")
     with StoreReader(folder.database) as reader:
         began_s = reader.experiment().created_at_s
@@ -83,7 +83,7 @@ def test_a_comparison_has_at_most_twenty_experiments(an_experiment):
     assert [curve["id"] for curve in Experiments().curves(ids)] == ids[:-1]
 
 
-def test_the_list_reads_only_experiments_that_changed(an_experiment, monkeypatch):
+def test_the_experiment_list_reads_only_the_databases_of_changed_experiments(an_experiment, monkeypatch):
     first, second = an_experiment("abc11111"), an_experiment("abc22222")
     experiments = Experiments()
     before = experiments.lines()
@@ -98,7 +98,9 @@ def test_the_list_reads_only_experiments_that_changed(an_experiment, monkeypatch
     assert first.database not in read
 
 
-def test_the_list_shows_readable_experiments_even_if_another_experiment_is_unreadable(an_experiment):
+def test_the_experiment_list_shows_readable_experiments_even_if_another_experiment_is_unreadable(
+    an_experiment,
+):
     an_experiment("abc11111")
     an_experiment("abc22222").database.write_bytes(b"no database")
     lines = {line["id"]: line for line in Experiments().lines()}
@@ -107,7 +109,7 @@ def test_the_list_shows_readable_experiments_even_if_another_experiment_is_unrea
     assert [each["id"] for each in Experiments().curves(["abc11111", "abc22222", "absent"])] == ["abc11111"]
 
 
-def test_a_removed_experiment_disappears_from_the_list(an_experiment):
+def test_a_removed_experiment_disappears_from_the_experiment_list(an_experiment):
     folder = an_experiment("abc11111")
     experiments = Experiments()
     assert len(experiments.lines()) == 1

@@ -43,11 +43,11 @@ def continued(attempt, offset, source, name="1", load="", task=TASK):
     return StoredMark(attempt, attempt_id(attempt), task, offset, name, source, load or f"{attempt}-{offset}")
 
 
-def test_the_curve_has_only_the_last_attempt_if_no_checkpoint_exists():
+def test_a_learning_curve_has_only_results_of_the_last_attempt_if_no_checkpoint_exists():
     assert curve_of("t", [], 3, TASK) == LearningCurve((Segment(3, TASK),))
 
 
-def test_the_curve_has_the_first_attempt_up_to_the_checkpoint_and_then_the_second_attempt():
+def test_a_learning_curve_has_the_results_up_to_the_checkpoint_and_then_those_of_the_second_attempt():
     marks = [saved(0, 100), saved(0, 300, "2"), continued(2, 0, key_of(0))]
     assert curve_of("t", marks, 2, TASK) == LearningCurve((Segment(0, TASK, -1, 100), Segment(2, TASK, 0)))
 
@@ -99,7 +99,7 @@ class CountedMarks(list):
 
 
 @pytest.mark.parametrize("loads", [1, 300])
-def test_the_marks_are_read_twice_for_any_number_of_segments_of_a_curve(loads):
+def test_a_learning_curve_reads_the_checkpoint_marks_only_twice_for_any_number_of_segments(loads):
     marks = CountedMarks()
     for n in range(loads):
         marks += [saved(0, 10 * n, str(n)), continued(0, 10 * n + 5, key_of(0), str(n))]

@@ -76,7 +76,9 @@ def test_only_the_holder_named_in_the_lease_is_reported_as_frozen_during_a_write
     database.close()
 
 
-def test_a_takeover_that_fails_for_a_different_reason_does_not_report_a_frozen_process(folder, frozen):
+def test_a_takeover_that_fails_because_the_database_is_read_only_does_not_report_a_frozen_process(
+    folder, frozen
+):
     folder.database.with_name(f"{folder.database.name}-shm").mkdir()
     with pytest.raises(StoreBusy, match="attempt to write a readonly database") as refused, folder.owned():
         pass

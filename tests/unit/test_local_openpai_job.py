@@ -70,7 +70,7 @@ def test_no_task_of_a_gang_starts_before_all_tasks_have_an_allocation():
     assert len(played.of(StartContainer)) == 3
 
 
-def test_a_task_without_a_gang_starts_before_other_tasks_have_an_allocation():
+def test_a_task_without_gang_allocation_starts_before_other_tasks_have_an_allocation():
     played = Played(a_plan(is_gang=False))
     played.happens(Submitted())
     assert len(played.of(Request)) == 2
@@ -193,7 +193,7 @@ def test_a_retried_job_runs_in_new_containers():
     assert played.changes == [Change.RUNNING, Change.RETRIED, Change.RUNNING, Change.SUCCEEDED]
 
 
-def test_a_failed_task_without_a_gang_is_retried_while_the_job_runs():
+def test_a_failed_task_without_gang_allocation_is_retried_while_the_job_runs():
     played = Played(a_plan(is_gang=False, task_retries=1)).begin()
     first = played.container(0)
     played.ends(0, 255)

@@ -284,7 +284,7 @@ def test_each_gpu_is_assigned_to_one_container_of_its_virtual_cluster():
     assert next(second.grants()).gpus == {"c": (2,)}
 
 
-def test_a_request_that_leaves_the_queue_after_the_grant_of_another_request_is_not_granted():
+def test_a_queued_request_is_not_granted_if_it_leaves_the_queue_after_another_request_was_granted():
     cluster = a_cluster()
     for job_id, name in enumerate("abc"):
         cluster.enqueue(a_request(job_id, **{name: (1, 1, 0)}))

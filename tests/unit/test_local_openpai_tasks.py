@@ -101,7 +101,7 @@ def test_a_semicolon_follows_each_entry_of_the_port_list():
     assert environ["PAI_CONTAINER_HOST_http_PORT_LIST"] == "2000,3000"
 
 
-def test_variables_of_an_outer_platform_are_not_inherited():
+def test_a_task_does_not_inherit_the_environment_variables_of_an_outer_platform():
     assert inherited({"PATH": "/bin", "PAI_JOB_NAME": "x", "FC_TASK_INDEX": "1", "NNI_EXP_ID": "y"}) == {
         "PATH": "/bin"
     }

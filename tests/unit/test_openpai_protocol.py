@@ -249,7 +249,7 @@ def test_the_storages_of_a_job_come_from_its_storages_key_or_the_teamwise_storag
     assert parse(text_of(a_job(extras=extras))).storages == storages
 
 
-def test_a_lookup_without_a_type_returns_the_last_prerequisite_with_the_name():
+def test_a_prerequisite_lookup_without_a_type_returns_the_last_prerequisite_of_that_name():
     job = parse(text_of(a_job((("prerequisites", 4), {"name": "i", "type": "script", "uri": "u"}))))
     assert job.prerequisite("i").values["uri"] == "u"
     assert job.prerequisite("i", "dockerimage").values["uri"] == "ubuntu:22.04"

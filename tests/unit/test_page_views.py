@@ -200,7 +200,7 @@ def test_only_an_ended_experiment_has_an_end_time(played, tmp_path):
     assert metadata_view(resumed)["succeededCount"] == 0
 
 
-def test_the_configuration_shows_the_newest_code_version_and_its_keys_in_their_usual_order(played):
+def test_the_configuration_view_has_the_newest_code_version_and_the_usual_order_of_keys(played):
     versions = (CodeVersion(1.0, "d1", None, None), CodeVersion(2.0, "d2", "abc", is_dirty=True))
     shown = configuration_view(dataclasses.replace(played.snapshot(), code=versions))
     assert shown["trial"]["codeVersion"] == {
@@ -244,7 +244,7 @@ def test_a_running_trial_shows_cluster_warnings_and_the_time_since_the_keepers_l
 KEY = AttemptKey("t", attempt_id(0), "main-0")
 
 
-def test_a_trial_has_the_fields_of_nni(played):
+def test_the_view_of_a_trial_has_the_fields_that_nni_returns(played):
     snapshot = dataclasses.replace(played.snapshot(), link_of=lambda job_id: f"https://pai.example/{job_id}")
     trial = Trial("t", 7, {"x": 1}, {}, 1.0, job_id="job")
     shown = trial_view(snapshot, trial)
@@ -283,7 +283,7 @@ def test_the_usage_view_contains_the_peak_and_while_the_trial_runs_also_the_late
     assert usage_samples_view([(3, UsageRow(latest, 2.5))]) == [sample | shown]
 
 
-def test_a_trial_has_a_checkpoint_if_it_saved_a_checkpoint_or_continues_another_trial(played):
+def test_a_trial_is_shown_with_a_checkpoint_if_it_saved_one_or_continues_another_trial(played):
     def has_checkpoint(marks=(), continues=None):
         trial = Trial("t", 0, {}, {}, 1.0, job_id="job", continues=continues)
         return whole_trial_view(played.snapshot(), trial, [], marks)["hasCheckpoint"]
@@ -387,7 +387,7 @@ def test_a_storage_that_does_not_respond_delays_no_other_request(played, monkeyp
     asyncio.run(ask())
 
 
-def test_importance_is_computed_once_for_unchanged_results(played, monkeypatch):
+def test_the_importance_of_parameters_is_computed_once_for_unchanged_results(played, monkeypatch):
     evaluated = []
     importance_of = experiment_routes.importance_of
     monkeypatch.setattr(
@@ -421,7 +421,7 @@ def test_importance_is_computed_once_for_unchanged_results(played, monkeypatch):
         ("signal", " \n ", ""),
     ],
 )
-def test_the_message_summary_is_the_most_informative_line(reason, message, line):
+def test_the_summary_of_a_trial_message_is_its_most_informative_line(reason, message, line):
     assert message_summary(reason, message) == line
 
 
@@ -469,7 +469,7 @@ def test_a_table_row_has_up_to_twenty_numeric_metrics_besides_the_default_metric
         ({f"text{number}": "x" for number in range(30)} | {"loss": 2}, {"loss": 2}),
     ],
 )
-def test_a_shortened_row_is_marked_and_a_whole_row_contains_all_numbers(final, shown):
+def test_a_shortened_row_of_a_trial_is_marked_as_cut_and_a_whole_row_contains_all_numbers(final, shown):
     trial = Trial("t0", 0, {"prompt": "word " * 100}, {}, 1.0, "t0", TrialState.SUCCEEDED, run=TrialRun())
     trial.run.final = json.dumps(final)
     whole = row_view(trial, is_whole=True)

@@ -427,7 +427,7 @@ def test_an_exhausted_tuner_and_a_changed_search_space_are_reported(tmp_path):
     assert done == [True]
 
 
-def test_close_ends_tuner_and_assessor_without_waiting_for_a_call_and_makes_no_queued_call(tmp_path):
+def test_close_ends_the_tuner_and_the_assessor_and_their_threads_without_waiting_for_a_running_call(tmp_path):
     tuner, assessor, closed = Noting(learns=True), Slow(), []
     tuner.close, assessor.close = lambda: closed.append("tuner"), lambda: closed.append("assessor")
 

@@ -115,7 +115,9 @@ def test_a_restarted_tuner_restores_its_trials_and_imports_trials_of_earlier_spa
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_results_are_imported_before_or_after_the_trials_are_restored(tuners, is_first):
+def test_a_tuner_determines_whether_results_are_imported_before_or_after_trials_are_restored(
+    tuners, is_first
+):
     session, (tuner, *_) = tuners
     order = []
     tuner.restores_imports_first = is_first

@@ -82,7 +82,9 @@ def test_a_signed_attempt_that_is_writable_by_other_users_is_ignored_and_reporte
     assert "run `chmod go-w` on it; check who may write to the shared storage" in rejected
 
 
-def test_output_is_collected_even_if_a_trial_has_made_it_world_writable(workspace) -> None:
+def test_the_output_of_a_trial_is_collected_even_if_the_trial_has_made_the_output_world_writable(
+    workspace,
+) -> None:
     folder = claimed(workspace)
     folder.output.chmod(0o777)
     folder.stream(Stream.STDOUT).write_bytes(b"a line")
