@@ -47,7 +47,7 @@ print("lr is", lr)
 nni_sdk.report_intermediate_result(lr / 2)
 nni_sdk.report_final_result(lr)
 """
-# The trial reports once and then waits for a signal.
+# Unlike GOOD, this code does not end by itself: it reports one result and then waits for a signal.
 ENDLESS = GOOD.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
 
 
@@ -667,7 +667,7 @@ def test_nnictl_create_in_a_terminal_shows_the_progress_of_the_experiment(place)
     ) as process:
         os.close(side)
         seen = b""
-        # After the last writer has closed the terminal, a read fails with OSError.
+        # After the last writer has closed the terminal, the next read fails with OSError, which ends the loop.
         with contextlib.suppress(OSError):
             while piece := os.read(main, 65536):
                 seen += piece

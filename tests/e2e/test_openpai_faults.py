@@ -93,7 +93,8 @@ def test_nnictl_stop_ends_all_jobs_while_the_managers_disk_is_full(home, nnictl)
             "no trial runs",
         )
         assert [each["intermediateCount"] for each in trials(nnictl, experiment_id)] == [1, 1]
-        assert nnictl("stop", experiment_id).returncode in (0, 1)  # the experiment may have ended already
+        # nnictl fails if the experiment has ended already.
+        assert nnictl("stop", experiment_id).returncode in (0, 1)
     finally:
         subprocess.run(["umount", "-l", home / "experiments"], check=True)
 

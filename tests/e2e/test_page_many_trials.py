@@ -356,7 +356,7 @@ def test_the_page_keeps_its_filters_and_its_sort_order_when_the_experiment_becom
         expect(person.see("table-count")).to_have_text("11 of 40 trials")
         expect(rows_of(person).first).to_contain_text("t1")
         assert not any("/trial-window" in url or "/trial-sample" in url for url in person.asked)
-        # If many trials change at the same time, the manager sends no rows, so the page requests a new sample.
+        # If many trials change at the same time, the change feed contains no rows. So the page must request a new sample.
         with overview.page.expect_response(lambda response: "/trial-sample" in response.url):
             view.loop.call_soon_threadsafe(begin, 40, 100)
         expect(person.see("table-count")).to_have_text("11 of 100 trials")

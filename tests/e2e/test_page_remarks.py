@@ -50,7 +50,7 @@ def test_tags_and_notes_from_one_browser_appear_in_another_browser(browser, a_re
         for person in (here, there):
             expect(person.see("tags")).to_have_text("keep×")
             expect(person.see(f"row-{first}")).to_contain_text("keep")
-        # Two pages edit one note at the same time.
+        # Both pages edit the note at the same time: `here` saves its text while `there` has an unsaved text.
         there.see("edit-note").click()
         there.see("note-field").fill("theirs")
         here.see("edit-note").click()
@@ -78,7 +78,7 @@ def test_tags_and_notes_from_one_browser_appear_in_another_browser(browser, a_re
         here.see("tags").get_by_role("button", name="Remove tag keep").click()
         expect(there.see("table-count")).to_contain_text("0 of 2")
         assert experiment.get(f"/trials/{first}")["tags"] == []
-        # The next steps change the tags and the note of the experiment itself.
+        # The overview shows the tags and the note of the experiment itself, which the next steps change.
         for person in (here, there):
             person.see("nav-overview").click()
         here.see("new-tag").fill("baseline")

@@ -31,7 +31,7 @@ x = nni_sdk.get_next_parameter()["x"]
 nni_sdk.report_intermediate_result(x / 2)
 nni_sdk.report_final_result({"default": x, "loss": -x})
 """
-# The trial reports once and then waits for a signal.
+# Unlike GOOD, this code does not end by itself: it reports one result and then waits for a signal.
 ENDLESS = GOOD.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
 PAGE = (Path(__file__).parents[2] / "docs/python-api.md").read_text()
 # This is the first example of the documentation page, with smaller limits.

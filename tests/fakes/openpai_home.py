@@ -26,7 +26,7 @@ x = nni_sdk.get_next_parameter()["x"]
 nni_sdk.report_intermediate_result(x / 2)
 nni_sdk.report_final_result(x)
 """
-# The trial reports once and then waits for a signal.
+# Unlike TRAIN, this code does not end by itself: it reports one result and then waits for a signal.
 ENDLESS = TRAIN.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
 CONFIG = """\
 authorName: ada

@@ -85,7 +85,8 @@ def a_process_of(folder):
     process = subprocess.Popen(
         ["sleep", "600"], env={"NNI_SYS_DIR": str(attempt), "PATH": os.environ["PATH"]}
     )
-    # Popen returns when exec closes a pipe. The kernel sets the new environment only after that.
+    # Popen returns when exec closes a pipe. The kernel sets the new environment only after that, so the loop waits until it is
+    # visible.
     while not Path(f"/proc/{process.pid}/environ").read_bytes():
         pass
     return process

@@ -157,7 +157,7 @@ def test_the_metrics_of_two_attempts_are_not_mixed_if_the_folder_of_the_first_at
     shutil.rmtree(first)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            # Kill the keeper and its guard.
+            # The keeper and its guard have this variable in their environment, so both are killed.
             if process.environ().get("TRIAL_KEEPER_WORKSPACE") == str(experiment.folder.workspace.root):
                 process.send_signal(signal.SIGKILL)
     experiment.wait_for_status("DONE", is_stored=True)

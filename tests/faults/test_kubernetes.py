@@ -40,7 +40,7 @@ def site(tmp_path, monkeypatch):
     with a_site(tmp_path, monkeypatch) as site:
         site.runs(KEEPER)
         yield site
-        # After every test, no custom resource, secret, pod or config map is left in any namespace.
+        # Each test must leave no custom resource, secret, pod or config map in any namespace.
         left = {kind.plural: len(site.store.list(kind)) for kind in (FRAMEWORKS, SECRETS, PODS, CONFIG_MAPS)}
         assert left == dict.fromkeys(left, 0)
 

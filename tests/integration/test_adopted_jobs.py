@@ -569,7 +569,8 @@ def test_a_closing_trial_is_running_or_stopping_again_if_its_container_restarted
     async def restart(engine, trial, first, keeper):
         if was_to_stop:
             engine.stop_trial(trial.trial_id)
-        sizes = dict.fromkeys(Stream, 0) | {Stream.STDOUT: 1}  # one byte of stdout has not arrived yet
+        # The keeper reports one byte of stdout that the manager has not received, so the trial stays CLOSING.
+        sizes = dict.fromkeys(Stream, 0) | {Stream.STDOUT: 1}
         keeper.send(TrialEnded(first, ExitReason.JOB_LOST, 143, 10.0, 11.0, sizes))
         assert trial.state.value == "CLOSING"
         write_start(experiment, trial)

@@ -114,7 +114,7 @@ def test_a_manager_with_a_blocked_disk_uses_bounded_memory_and_keeps_all_connect
             blocker.close()
         assert sent_bytes < KEEPERS * MAX_CHUNKS * CHUNK_BYTES / 2
         assert grown_bytes < MAX_BYTES + KEEPERS * MAX_OF_A_STREAM_BYTES + SLACK_BYTES
-        # All keepers continue to send when the disk accepts writes again.
+        # The disk accepts writes from here on, so all keepers must continue to send.
         held = [flood.sent_chunks for flood in floods]
         wait_until(
             lambda: all(flood.sent_chunks > chunks for flood, chunks in zip(floods, held, strict=True)),

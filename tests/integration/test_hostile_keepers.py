@@ -368,7 +368,7 @@ def test_thousands_of_connections_use_bounded_memory(scene):
             scene.rss() - rss_before
             < MAX_BYTES_OF_CONNECTION * min(CONNECTIONS, MAX_CONNECTIONS) + 20_000_000
         )
-        # A regular keeper can still connect.
+        # A regular keeper can connect despite all these connections.
         assert scene.hostile.answer(words(scene.hostile.hello))[0] is CODE.OK
     finally:
         for peer in peers:

@@ -386,7 +386,7 @@ def test_a_watch_continues_with_a_renewed_login(cluster, server, tmp_path):
 
 
 def test_a_watch_continues_after_a_response_that_cannot_be_parsed(cluster, server):
-    # The response to the list call is a Status without objects.
+    # The fake server answers the list call with a Status document, which contains no objects.
     server.api.misbehave(200, 1, at=("list", "secrets"))
     with RecordedWatch(cluster) as told:
         kind, message = told.next()

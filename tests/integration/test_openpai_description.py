@@ -224,7 +224,8 @@ CALLS = {
     "rest_api_job_info, ssh": ("GET", "v1/user/ada/jobs/done/ssh", None, {}),
     "rest_api_execute_job": ("PUT", "v1/user/ada/jobs/made/executionType", None, {"value": "STOP"}),
 }  # fmt: skip
-# The SDK sends no token with these calls. The server of release 0.14 requires no token for them, but that of release 1.8 does.
+# The SDK sends no token with these calls. The server of release 0.14 requires no token for them. The server of release 1.8 and
+# the local OpenPAI require one.
 WITHOUT_TOKEN = {name for name in CALLS if "job_list" in name or "job_info" in name}
 
 

@@ -19,7 +19,7 @@ from strangers import NOBODY, session_of_another_user
 from nni_manager.web import own_programs
 from trial_keeper.wire import listener_uid
 
-# This Python program sends one request and prints the status.
+# This Python program sends one request and prints the status of the response.
 REQUEST = """
 import sys, urllib.error, urllib.request
 try:

@@ -533,7 +533,7 @@ def runs_of(site, interpreter, script="train.py"):
     status, said, errors = site.warmly(interpreter, script=script)
     assert (status, errors) == (0, "")
     number, is_cached, path = said.split()
-    # Python 3.8 shows the path in the form in which the command line contains it.
+    # Python 3.8 shows the path as it is in the command line, where it may be relative.
     assert path in (script, str(site.folder / script))
     return int(number), is_cached == "True"
 
@@ -576,7 +576,7 @@ def test_a_script_above_the_size_limit_runs_without_being_cached(warm_of, site):
     interpreter = warm_of("json")
     site.write(IS_CACHED.format(1) + "#" * (1 << 20))
     assert [runs_of(site, interpreter) for _ in range(3)] == [(1, False)] * 3
-    # This script is below the size limit, but larger than the buffer of a pipe.
+    # This script is below the size limit, so it is cached even though it is larger than the buffer of a pipe.
     site.write(IS_CACHED.format(1) + "#" * (1 << 19))
     assert [runs_of(site, interpreter) for _ in range(3)] == [(1, False), (1, False), (1, True)]
 

@@ -43,7 +43,7 @@ logDir: logs
 tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize, seed: 1}}
 trial: {command: "true", codeDir: .}
 """
-# NOW_S is 2026-05-04 03:02:01 UTC.
+# The recorded outputs show this time: 2026-05-04 03:02:01 UTC.
 NOW_S = 1777863721.0
 OUTPUTS = {
     "banner": "",

@@ -45,7 +45,7 @@ trainingService:
   platform: local
 """
 SPACE = {"x": {"_type": "uniform", "_value": [0, 1]}}
-# This limit is generous for a busy machine. Unbounded work would take minutes.
+# The work takes less than this time even on a busy machine. Work without a bound would take minutes.
 MAX_S = 60
 MAX_MEMORY_BYTES = 1 << 30
 

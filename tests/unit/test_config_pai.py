@@ -14,7 +14,7 @@ from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import InternalError
 
-# This is the file of NNI's page "Run an Experiment on OpenPAI".
+# The example of an experiment file on NNI's page "Run an Experiment on OpenPAI".
 PAGE = """\
 authorName: your_name
 experimentName: auto_mnist

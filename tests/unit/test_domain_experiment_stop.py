@@ -304,7 +304,7 @@ def test_a_stop_request_after_a_failed_command_does_not_change_the_failure_reaso
     search.end("t0", ExitReason.NONZERO_EXIT)
     search.handle(TrialStopAsked("t0", ExitReason.EARLY_STOPPED, 40.0))
     search = search.resumed()
-    search.end("t0", ExitReason.NONZERO_EXIT)  # the keeper repeats its report
+    search.end("t0", ExitReason.NONZERO_EXIT)  # the keeper repeats its report to the resumed manager
     search.deliver("t0")
     trial = search.trial("t0")
     assert (trial.state, trial.run.reason) == (TrialState.FAILED, ExitReason.NONZERO_EXIT)

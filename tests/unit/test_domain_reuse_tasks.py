@@ -281,7 +281,8 @@ def test_the_loss_of_an_attempt_has_no_effect_if_its_trial_has_ended(running: Si
 def test_a_restarted_manager_still_counts_the_tasks_that_have_already_ended(team: SimulatedReuse) -> None:
     for task in ("worker-0", "worker-1"):
         team.end("t0", task)
-    team.trial("t0").state = TrialState.RUNNING  # The state RUNNING was stored before the second task ended.
+    # The manager stored the state RUNNING before the second task ended, and restarted before it stored the end.
+    team.trial("t0").state = TrialState.RUNNING
     team.trial("t0").run.reason = None
     before = team.experiment
     after = SimulatedReuse.__new__(SimulatedReuse)

@@ -203,7 +203,8 @@ def test_each_step_is_counted_only_once_even_if_the_training_is_killed_repeatedl
     last = len(attempts) - 1
     store, reader = new_store()
     store.commit([trial_row(Trial("t", 0, {}, {}, 1.0, "t", run=TrialRun(attempt=last, reporter=TASK)))], 1.0)
-    # The store numbers attempts in the order of their registration.
+    # The store numbers attempts in the order of their registration. So all attempts are registered in order, before their metrics
+    # are stored in any order.
     for number in training.streams:
         store.commit([AttemptIngest(key_of(number)).take(Stream.STDOUT, 0, b"x")[0]], 1.0)
     order = dict(reversed(training.streams.items())) if is_late else training.streams

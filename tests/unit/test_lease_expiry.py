@@ -39,7 +39,7 @@ def test_the_lease_of_a_local_holder_expires_when_its_last_renewal_is_too_old(tm
     path, holder = tmp_path / "owner.lock", LeaseHolder.here()
     path.touch()
     write_record(path, LeaseRecord(holder, 1, time.monotonic()))
-    # `is_expired` does not wait for a change of the file, because such a wait would last LONG_S.
+    # `is_expired` decides by the renewal time alone. If it waited for a change of the file, the wait would last LONG_S.
     assert not is_expired(path, LONG_S)
     write_record(path, LeaseRecord(holder, 1, time.monotonic() - 2.0))
     assert is_expired(path, 1.0)

@@ -335,7 +335,8 @@ def test_the_error_for_a_report_that_does_not_fit_on_the_disk_contains_the_cause
 
 
 def test_a_partially_written_record_does_not_damage_later_records(environ):
-    # A limit on file size causes real short writes: half of the second record still fits.
+    # The limit on the file size leaves room for half of the second record. So the kernel really writes only a part of this
+    # record.
     code = (
         "import os, resource, signal, nni_sdk as nni\n"
         "from nni_sdk.errors import MetricNotWritten\n"

@@ -50,7 +50,8 @@ def test_a_hanging_call_is_reported_and_does_not_block_other_calls(
         assert threads.stalled_s() == 0, "it may only be slow"
         monkeypatch.setattr(storage_executor, "STALL_TIMEOUT_S", 0.0)
         assert threads.stalled_s() > 0
-        # Opening the pipe ends the hanging calls, like a storage that responds again.
+        # The hanging calls wait for a writer of the pipe. Opening the pipe for writing ends them, as if the storage responded
+        # again.
         with open(pipe, "w"):
             for file in await asyncio.gather(*hanging):
                 file.close()

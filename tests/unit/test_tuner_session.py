@@ -82,7 +82,8 @@ def test_a_new_tuner_receives_each_result_once_after_a_search_space_change(tuner
     for key in range(4):
         session.ask(key)
     session.tell_result(0, result(0.0))
-    # Trials 0 and 1 have ended. `known` has the result of trial 1, and the test reports the same result again later.
+    # Trials 0 and 1 have ended, and `known` has the result of trial 1. The loop below reports this result once more, and the new
+    # tuner must not receive it twice.
     known = [PriorResult({"x": 0}, 0.0, "0.0"), PriorResult({"x": 1}, 0.1, "0.1")]
     session.change_space(config.replace(search_space_revision=1), known, over={0, 1})
     first, second = made
