@@ -132,7 +132,7 @@ def test_a_tuner_with_rounds_uses_the_result_of_the_repeated_trial_for_the_next_
 
 
 @pytest.mark.parametrize("name", ["BatchTuner", "GridSearch"])
-def test_a_tuner_with_an_exhausted_list_proposes_the_interrupted_trials_again(name):
+def test_a_tuner_whose_list_is_exhausted_proposes_the_interrupted_trials_again(name):
     search = Search(name)
     asked = [search.ask() for _ in range(9)]
     assert search.ask() is None

@@ -174,7 +174,7 @@ nni_sdk.report_final_result(int(os.environ["NNI_TRIAL_SEQ_ID"]))
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to forge as another user")
 @pytest.mark.smoke
-def test_results_stay_correct_while_another_user_forges_and_floods_messages(home, nnictl):
+def test_results_stay_correct_while_another_user_forges_attempts_and_floods_the_port(home, nnictl):
     (home / "work" / "train.py").write_text(LATE)
     port = free_port_pair()
     done = nnictl(

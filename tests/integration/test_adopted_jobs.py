@@ -610,7 +610,7 @@ def test_an_experiment_is_resumed_even_if_the_manager_cannot_read_the_files_of_a
 # ---- the first start
 
 
-def test_initial_trials_are_proposed_once(a_real_experiment):
+def test_initial_trials_are_proposed_only_once_even_after_a_manager_restart(a_real_experiment):
     initial = [{"x": 0.25}, {"x": 0.75}]
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=4, initialTrials=initial)
 

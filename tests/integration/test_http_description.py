@@ -224,7 +224,7 @@ def test_http_methods_that_the_description_does_not_list_are_refused_with_405(se
         f"{ROOT}/trials/%", f"{ROOT}/trials/%zz", f"{ROOT}/openapi.json%00", f"{ROOT}/openapi.json/..", "?", "#",
     ],
 )  # fmt: skip
-def test_malformed_paths_match_no_operation(served, target):
+def test_malformed_request_paths_match_no_operation(served, target):
     assert served.raw(f"GET {target} HTTP/1.1\r\nHEAD\r\n\r\n".encode()) in OF_NO_OPERATION
 
 
@@ -260,7 +260,7 @@ def test_random_bytes_are_refused_or_receive_no_response(stage, content):
         b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
     ],
 )
-def test_malformed_bodies_are_refused(served, body):
+def test_malformed_request_bodies_are_refused(served, body):
     status = served.raw(
         b"DELETE " + f"{ROOT}/trial-jobs/{served.trial}".encode() + b" HTTP/1.1\r\nHEAD\r\n" + body
     )

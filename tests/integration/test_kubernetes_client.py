@@ -146,7 +146,7 @@ def test_the_error_for_a_missing_kubernetes_package_names_the_pip_extra(monkeypa
 # ---- calls
 
 
-def test_objects_are_created_read_listed_and_deleted(cluster, server):
+def test_objects_can_be_created_and_read_and_listed_and_deleted(cluster, server):
     made = cluster.create(OUR_SECRETS, "default", a_secret("a"))
     assert cluster.get(OUR_SECRETS, "default", "a") == made
     cluster.create(OUR_SECRETS, "default", a_secret("b", app="other"))
@@ -253,7 +253,7 @@ def test_the_client_reads_the_kubeconfig_again_after_an_expired_login(cluster, s
     assert cluster.serves(PODS)
 
 
-def test_the_token_is_absent_from_errors_reprs_and_logs(cluster, server, caplog):
+def test_the_token_is_absent_from_errors_and_reprs_and_logs(cluster, server, caplog):
     caplog.set_level("DEBUG")
     server.api.misbehave(500, 3)
     with pytest.raises(ClusterUnavailable) as failure:
@@ -370,7 +370,7 @@ def test_a_watch_continues_from_its_bookmark_after_a_timeout(cluster, server, mo
     assert server.api.counted()["list", "secrets"] == 1
 
 
-def test_a_watch_continues_with_a_renewed_login(cluster, server, tmp_path):
+def test_a_watch_continues_after_the_renewal_of_a_rejected_login(cluster, server, tmp_path):
     with RecordedWatch(cluster) as told:
         assert told.next() == ("Synced",)
         server.api.tokens = {"newer"}
@@ -499,13 +499,13 @@ def checked(cluster, *, operator=FrameworkController, namespace="default", stora
     return check(cluster, operator(config), namespace)
 
 
-def test_a_complete_cluster_passes_the_check(cluster, server):
+def test_a_complete_cluster_passes_the_preflight_check(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     server.store.create(ACCOUNTS, "default", {"metadata": {"name": "fc"}})
     assert checked(cluster, account="fc") == ()
 
 
-def test_a_login_without_permission_for_events_passes_with_a_warning(cluster, server):
+def test_a_login_without_permission_for_events_passes_the_preflight_check_with_a_warning(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     server.api.denied.add(("watch", "events"))
     (warning,) = checked(cluster)
@@ -536,9 +536,7 @@ def test_the_error_of_an_unsupported_operator_version_lists_the_served_versions(
         checked(cluster, operator=Newer)
 
 
-def test_the_check_refuses_a_missing_namespace_but_accepts_a_namespace_that_the_login_cannot_read(
-    cluster, server
-):
+def test_the_preflight_check_refuses_a_missing_namespace_but_accepts_an_unreadable_namespace(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     with pytest.raises(UserError, match="namespace team does not exist; correct the name"):
         checked(cluster, namespace="team")

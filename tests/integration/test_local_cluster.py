@@ -443,7 +443,7 @@ def test_jobs_wait_for_gpus_in_submission_order_and_share_no_gpu(play):
     play(scenario)
 
 
-def test_virtual_clusters_report_their_capacity_their_usage_and_their_queued_jobs(play):
+def test_virtual_clusters_report_their_capacity_and_their_usage_and_their_queued_jobs(play):
     async def scenario(cluster):
         await cluster.submit("alice", commands(FOR_EVER, defaults={"virtualCluster": "small"}))
         await cluster.submit("alice", commands(FOR_EVER, name="b", defaults={"virtualCluster": "small"}))

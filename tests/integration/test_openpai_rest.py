@@ -57,7 +57,7 @@ def job_text(name="job", **top):
         ("[::1]:80", "http://[::1]:80"),
     ],
 )
-def test_a_host_is_accepted_with_or_without_scheme_port_and_path(host, address):
+def test_a_host_is_accepted_with_or_without_a_scheme_and_a_port_and_a_path(host, address):
     assert address_of(host) == address
 
 
@@ -67,7 +67,7 @@ def test_an_invalid_host_is_refused_with_a_remedy(host):
         address_of(host)
 
 
-def test_a_job_is_submitted_listed_and_stopped(server, cluster):
+def test_a_job_can_be_submitted_and_listed_and_stopped(server, cluster):
     cluster.submit(job_text())
     assert server.jobs[f"{USER}~job"].text == job_text()
     (row,) = cluster.jobs()
@@ -351,7 +351,7 @@ def test_a_local_tunnel_with_an_untrusted_certificate_works_after_the_remedy_in_
         server.close()
 
 
-def test_secrets_are_absent_from_messages_logs_and_reprs(server, caplog):
+def test_secrets_are_absent_from_messages_and_logs_and_reprs(server, caplog):
     caplog.set_level(logging.DEBUG)
     clusters = [
         OpenPai(server.host, USER, token="s3cret-token", retry_policy=QUICK),

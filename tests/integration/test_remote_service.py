@@ -49,7 +49,7 @@ def thaw(pids):
         os.kill(pid, signal.SIGCONT)
 
 
-async def test_a_hanging_connection_is_replaced(platform):
+async def test_a_hanging_connection_to_a_machine_is_replaced_and_the_job_continues(platform):
     async with platform.manager() as service:
         await service.submit(platform.settings())
         await platform.has_started()

@@ -394,7 +394,7 @@ def test_a_resource_limit_raised_by_a_trial_does_not_affect_the_next_trial(warm,
         resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
-def test_random_numbers_differ_between_trials(warm_of, site):
+def test_the_random_numbers_of_forked_trials_differ(warm_of, site):
     pytest.importorskip("numpy")
     site.write("import random, numpy\nprint(random.random(), numpy.random.random())")
     interpreter = warm_of("random", "numpy")
@@ -714,7 +714,7 @@ def test_processes_started_by_a_preloaded_module_are_killed_with_the_interpreter
     assert ended(int((site.folder / "starter.py.pid").read_text())) == -signal.SIGKILL
 
 
-def test_a_module_is_accepted_if_its_child_process_ends_during_the_import(warm_of, site):
+def test_a_preloaded_module_is_accepted_if_its_child_processes_end_during_the_import(warm_of, site):
     site.write(
         "import subprocess\nended = subprocess.Popen(['true'])\nending = subprocess.Popen(['sleep', '0.05'])",
         "probing.py",
@@ -789,7 +789,7 @@ def test_the_error_names_a_module_that_cannot_be_preloaded(tmp_path, source, wor
     assert "warmImports" in text or "plain" in text
 
 
-def test_a_module_that_initialises_cuda_is_refused(tmp_path):
+def test_a_preloaded_module_that_initialises_cuda_is_refused(tmp_path):
     (tmp_path / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(lambda: True)")
     assert "its import initialises CUDA" in refused("torch", PYTHONPATH=str(tmp_path))
 
@@ -917,7 +917,9 @@ def test_a_warm_start_is_refused_with_the_reason_if_the_system_refuses_a_fork(si
 
 @pytest.mark.parametrize("stdout", ["full", "writable"])
 @pytest.mark.parametrize("python", each_of(PYTHONS))
-def test_output_of_finalizers_has_the_same_effect_as_in_a_new_process(warm_of, site, python, stdout):
+def test_output_of_finalizers_in_a_fork_has_the_same_effect_as_in_a_new_process(
+    warm_of, site, python, stdout
+):
     full = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n" if stdout == "full" else ""
     site.write(
         f"import os, sys\n{full}class A:\n    def __del__(self):\n        print('late')\na = A()\nsys.exit(3)"

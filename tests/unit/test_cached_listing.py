@@ -8,7 +8,7 @@ from trial_keeper.host.cached_listing import CachedListing
 LONG_AGO_S = 1_000_000_000
 
 
-def test_each_listing_includes_newly_created_entries_and_excludes_deleted_entries(tmp_path: Path) -> None:
+def test_each_listing_of_a_folder_includes_new_entries_and_excludes_deleted_entries(tmp_path: Path) -> None:
     folder = CachedListing(str(tmp_path))
     assert folder.names() == frozenset()
     (tmp_path / "a").touch()

@@ -427,7 +427,9 @@ def test_the_error_names_the_trial_if_the_trial_has_no_tensorboard_files(nnictl,
     assert (code, "cannot show trial xY9zW in TensorBoard: it has written nothing to " in err) == (1, True)
 
 
-def test_the_error_of_a_failed_tensorboard_start_contains_the_last_output(nnictl, an_experiment, installed):
+def test_the_error_of_a_failed_tensorboard_start_contains_the_last_output_of_tensorboard(
+    nnictl, an_experiment, installed
+):
     installed("raise SystemExit('no GPU today')")
     an_experiment("abc11111")
     code, _, err = nnictl("tensorboard", "start", "abc", "--port", "auto")

@@ -171,7 +171,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_rejected_within_a_time_limit_and_with_error_messages(folder, name):
+def test_a_hostile_experiment_file_is_rejected_with_error_messages_within_a_time_limit(folder, name):
     with in_bounds():
         assert outcome(folder, HOSTILE[name])
 
@@ -221,7 +221,7 @@ SPACES = {
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_a_hostile_search_space_is_rejected_within_a_time_limit_and_with_error_messages(folder, name):
+def test_a_hostile_search_space_is_rejected_with_error_messages_within_a_time_limit(folder, name):
     content = SPACES[name]
     (folder / "space.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with in_bounds():
@@ -298,7 +298,7 @@ def test_an_experiment_file_with_any_value_at_any_key_causes_no_crash(folder, wh
     outcome(folder, yaml.safe_dump(document, allow_unicode=True))
 
 
-def test_a_file_of_512_kib_is_read_and_a_larger_file_is_refused(folder):
+def test_an_experiment_file_of_512_kib_is_read_and_a_larger_experiment_file_is_refused(folder):
     comment = "#" * (512 * 1024 - len(V1) - 1) + "\n"
     assert outcome(folder, comment + V1) is None
     assert "524,288 bytes" in outcome(folder, "#" + comment + V1)

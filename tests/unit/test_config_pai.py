@@ -274,7 +274,7 @@ def test_the_certificate_path_of_a_cluster_is_stored_as_an_absolute_path(write, 
     )
 
 
-def test_a_file_without_certificates_is_refused(diagnostics):
+def test_a_ca_file_without_certificates_is_refused(diagnostics):
     (line,) = diagnostics({"host: 10.1.1.1": "host: https://10.1.1.1\n  caFile: search_space.json"})
     assert line.endswith(
         "cannot use paiConfig.caFile search_space.json: it is not a PEM file with certificates; name the CA's certificate "

@@ -95,7 +95,9 @@ def test_a_keeper_does_not_send_bytes_that_the_manager_has_read_from_the_workspa
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 8, 2)]
 
 
-def test_an_older_acknowledgement_has_no_effect(a_replication) -> None:
+def test_an_acknowledgement_of_an_offset_below_the_last_acknowledged_offset_has_no_effect(
+    a_replication,
+) -> None:
     window_bytes = module.METRICS_WINDOW_BYTES
     replication = a_replication(size=window_bytes * 2)
     replication.next_chunks(KEY)
@@ -125,7 +127,7 @@ def test_a_keeper_sends_no_bytes_until_the_file_is_longer_than_the_managers_offs
         (Stream.KEEPER, module.LOG_CHUNK_BYTES, module.LOG_WINDOW_BYTES),
     ],
 )
-def test_the_bytes_in_transit_never_exceed_the_window(
+def test_the_number_of_unacknowledged_bytes_never_exceeds_the_send_window(
     a_replication, stream, chunk_bytes, window_bytes
 ) -> None:
     replication = a_replication(size=window_bytes * 3, stream=stream)
@@ -136,7 +138,7 @@ def test_the_bytes_in_transit_never_exceed_the_window(
     assert replication.next_chunks(KEY) == [SendChunk(KEY, stream, window_bytes, 1000)]
 
 
-def test_metrics_are_sent_before_logs() -> None:
+def test_the_bytes_of_metrics_are_sent_before_the_bytes_of_logs() -> None:
     replication = Replication([METRICS, STDOUT, STDERR])
     replication.grew({STDERR: 1, STDOUT: 1, METRICS: 1})
     replication.link_came_up({})
@@ -231,7 +233,7 @@ def test_the_final_size_includes_truncated_bytes_that_the_manager_may_have_recei
     ),
     st.sampled_from(list(Stream)),
 )
-def test_chunks_are_consecutive_without_gap_or_overlap(steps, stream) -> None:
+def test_the_sent_chunks_of_a_stream_have_no_gap_and_no_overlap(steps, stream) -> None:
     replication = Replication([stream])
     replication.link_came_up({})
     size = sent = 0

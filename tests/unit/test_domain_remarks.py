@@ -37,7 +37,7 @@ CHANGES = st.builds(
 @pytest.mark.parametrize(
     "tag", ["keep", "lr/high", "v1.2", "a:b_c-d", "0", "好", "Größe", "x" * MAX_TAG_LENGTH]
 )
-def test_a_tag_may_have_letters_digits_and_five_punctuation_characters(tag):
+def test_a_tag_may_contain_letters_and_digits_and_five_punctuation_characters(tag):
     assert tag_of(tag) == tag
 
 

@@ -197,7 +197,7 @@ def test_a_keeper_without_revoke_support_receives_no_revoke() -> None:
     assert (search.revoked, search.drained[0]) == ([], "env-1")
 
 
-def test_the_next_manager_revokes_again_after_the_keeper_connects(revocable: SimulatedReuse) -> None:
+def test_the_next_manager_repeats_a_revoke_after_the_keeper_has_connected(revocable: SimulatedReuse) -> None:
     revocable.idle("env-1")
     after = revocable.resumed()
     after.idle("env-1")

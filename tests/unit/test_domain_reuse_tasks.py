@@ -99,7 +99,7 @@ def test_a_trial_is_dispatched_when_all_tasks_of_a_job_are_idle(team: SimulatedR
     assert team.dispatched == [("env-0", "t0", None)]
 
 
-def test_metrics_come_from_the_first_reporting_task_and_another_reporter_causes_a_warning(
+def test_the_metrics_of_a_trial_come_from_the_task_that_reports_first_and_another_reporter_causes_a_warning(
     team: SimulatedReuse,
 ) -> None:
     team.report("t0", "0.5", "worker-1")

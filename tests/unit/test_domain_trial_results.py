@@ -26,7 +26,7 @@ def test_a_final_result_counts_even_if_it_arrives_after_the_trial_end() -> None:
     assert search.tuner_results == [TellTuner(0, 0.75)]
 
 
-def test_a_terminal_trial_releases_its_attempts_from_memory() -> None:
+def test_the_attempts_of_a_terminal_trial_are_removed_from_memory() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.5")
@@ -103,7 +103,7 @@ def test_a_final_result_that_contains_no_number_is_stored_but_not_reported_to_th
     assert search.experiment.leaderboard.latest_without_result is search.trial("t0")
 
 
-def test_the_message_for_a_result_dict_without_a_default_suggests_an_objective() -> None:
+def test_the_message_for_a_result_dict_without_the_key_default_suggests_an_objective() -> None:
     search = new_search(concurrency=1, max_trials=2)
     search.run(search.suggest(), '{"note": "x", "loss": 1}')
     search.run(search.suggest(), '{"note": "x"}')
@@ -128,7 +128,9 @@ def test_a_succeeded_trial_without_a_final_result_keeps_its_message_after_a_rest
 
 
 @pytest.mark.parametrize(("maximize", "best"), [(True, "t1"), (False, "t2")])
-def test_the_best_trial_has_the_highest_or_the_lowest_result(maximize: bool, best: str) -> None:
+def test_the_best_trial_has_the_highest_or_the_lowest_result_depending_on_the_optimize_mode(
+    maximize: bool, best: str
+) -> None:
     search = new_search(concurrency=1, objectives=MAXIMIZE if maximize else MINIMIZE)
     for value in ("0.5", "0.9", "0.1", "0.9", "0.1"):
         search.run(search.suggest(), value)

@@ -76,7 +76,7 @@ def test_the_experiment_list_shows_the_best_result_of_each_experiment(an_experim
 
 
 @pytest.mark.slow
-def test_a_comparison_has_at_most_twenty_experiments(an_experiment):
+def test_a_comparison_of_result_curves_has_at_most_twenty_experiments(an_experiment):
     ids = [f"abc{number:05d}" for number in range(MAX_COMPARED + 1)]
     for each in ids:
         an_experiment(each)

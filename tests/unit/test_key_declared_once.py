@@ -50,7 +50,9 @@ KEY = (
 
 
 @pytest.mark.slow
-def test_one_declaration_of_a_key_suffices_to_read_check_store_convert_and_document_the_key(tmp_path):
+def test_one_declaration_of_a_key_suffices_to_read_and_check_and_store_and_convert_and_document_the_key(
+    tmp_path,
+):
     text = (CORPUS / "v1_local_smallest.yml").read_text()
     (tmp_path / "config.yml").write_text(text + "trialPause: 5m\n")
     (tmp_path / "search_space.json").write_text((CORPUS / "search_space.json").read_text())

@@ -39,7 +39,7 @@ from nni_manager.local_openpai.core.states import (
 
 
 @pytest.mark.parametrize("table", [TASK_TRANSITIONS, JOB_TRANSITIONS], ids=["task", "job"])
-def test_every_state_except_completed_has_a_transition_and_is_reachable(table):
+def test_every_job_state_is_reachable_and_every_job_state_except_completed_has_a_transition(table):
     assert not [happening for state, happening in table if state is SubState.COMPLETED]
     reachable = {SubState.ATTEMPT_CREATION_PENDING}
     for _ in SubState:

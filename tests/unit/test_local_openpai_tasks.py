@@ -206,7 +206,7 @@ def test_a_log_is_rotated_and_the_oldest_file_is_deleted(tmp_path):
     assert [len(file.read_bytes()) for file in files] == [5, 10, 10]
 
 
-def test_the_oldest_file_is_deleted_even_if_the_clock_was_set_back(tmp_path, monkeypatch):
+def test_the_oldest_log_file_is_deleted_even_if_the_clock_was_set_back(tmp_path, monkeypatch):
     days = iter(range(10, 0, -1))
     monkeypatch.setattr(
         "nni_manager.local_openpai.container_logs.time.time_ns", lambda: next(days) * 86_400 * 10**9

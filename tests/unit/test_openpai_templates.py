@@ -131,7 +131,7 @@ FAST_S = 5  # An implementation in quadratic time would take minutes.
     ],
     ids=lambda text: repr(text[:14]),
 )
-def test_expansion_time_grows_linearly_with_the_text_length(text):
+def test_the_time_to_expand_a_template_grows_linearly_with_its_length(text):
     started_s = time.process_time()
     for fill in (fill_at_submission, fill_secrets, fill_parameter):
         with contextlib.suppress(TemplateInvalid):

@@ -262,7 +262,7 @@ def test_the_view_of_a_trial_has_the_fields_that_nni_returns(played):
     ]
 
 
-def test_the_usage_view_contains_the_peak_and_while_the_trial_runs_also_the_latest_report():
+def test_the_usage_view_of_a_trial_contains_its_peak_usage_and_during_its_run_also_the_latest_usage():
     latest = Usage(KEY, 12.5, 1000, 10, (GpuUsage(1, 50.0, 2**30),))
     shown = {
         "cpuPercent": 12.5,
@@ -513,7 +513,7 @@ Note: See 'pyenv help global' for tips on allowing both
         ("step 1\nstep 2\n", "step 2"),
     ],
 )
-def test_the_message_summary_is_the_line_that_names_the_missing_command(message, line):
+def test_the_summary_of_a_trial_message_is_the_line_that_names_the_missing_command(message, line):
     assert message_summary("non-zero exit", message, 127).partition(";")[0] == line
     assert message_summary("non-zero exit", message, 1) == message.splitlines()[-1].strip()
 
@@ -537,7 +537,7 @@ def test_the_message_summary_is_the_line_that_names_the_missing_command(message,
         ("echo 'ada: not found' >&2; exit 3", ""),
     ],
 )
-def test_the_message_has_a_hint_if_a_command_cannot_run(tmp_path, command, hint):
+def test_the_summary_of_a_trial_message_has_a_hint_if_the_command_cannot_run(tmp_path, command, hint):
     for name, text in {
         "crlf.sh": "#!/usr/bin/env bash\r\ncd .\r\npython3 train.py\r\n",
         "crlf_of_bash.sh": "#!/bin/bash\r\npython3 train.py\r\n",

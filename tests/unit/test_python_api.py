@@ -134,7 +134,7 @@ def test_an_invalid_call_raises_an_error_with_a_remedy(call, expected, tmp_path,
     assert expected in str(caught.value)
 
 
-def test_a_start_in_a_deleted_directory_is_refused(tmp_path, monkeypatch):
+def test_the_start_of_an_experiment_in_a_deleted_directory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

@@ -360,7 +360,7 @@ def test_an_algorithm_accepts_its_name_as_the_only_positional_argument():
             call()
 
 
-def test_a_change_after_the_start_causes_a_warning(capsys):
+def test_a_change_of_the_configuration_after_the_start_of_the_experiment_causes_a_warning(capsys):
     config = local()
     start = config.document()
     config.warn_of_changes_since(start)

@@ -108,7 +108,7 @@ class Meta:
 # ---- parameters
 
 
-def test_the_first_process_that_reads_the_parameters_reports_its_interpreter(
+def test_the_first_process_that_reads_the_parameters_of_a_trial_reports_its_python_interpreter(
     trial, trial_of, environ, tmp_path
 ):
     path = tmp_path / ".nni/python.json"
@@ -253,7 +253,9 @@ def _path_of(fd: str) -> str:
 
 
 @pytest.mark.parametrize(("limit", "opens"), [(1024, True), (100, False)])
-def test_a_descriptor_is_opened_again_if_the_training_code_closed_it(environ, tmp_path, limit, opens):
+def test_the_metrics_file_is_opened_again_if_the_training_code_closed_its_descriptor(
+    environ, tmp_path, limit, opens
+):
     code = (
         "import os, resource, sys, nni_sdk as nni\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))\n"
@@ -483,7 +485,7 @@ def test_a_metric_over_the_size_limit_is_also_refused_outside_an_experiment(repo
     assert run_python(f"import nni_sdk as nni; nni.{report}('x' * 999_000)", {}).returncode == 0
 
 
-def test_results_are_printed_with_any_logging_configuration():
+def test_results_outside_an_experiment_are_printed_with_any_logging_configuration():
     code = (
         "import logging; logging.basicConfig(level=logging.CRITICAL)\n"
         "import nni_sdk as nni; nni.report_final_result(1)\n"
@@ -591,7 +593,7 @@ def test_a_script_for_nni_runs_if_only_its_import_line_is_changed(environ):
     ]
 
 
-def test_an_unknown_name_in_the_sdk_raises_an_attribute_error():
+def test_an_unknown_attribute_of_the_sdk_module_raises_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'chance'"):
         nni.chance  # noqa: B018
 

@@ -168,7 +168,7 @@ parameter_like = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(st.text(max_size=3), parameter_like | json_values) | json_values)
-def test_any_json_value_is_parsed_or_refused_with_error_messages(raw):
+def test_any_json_value_is_parsed_as_a_search_space_or_refused_with_error_messages(raw):
     space, problems = read_search_space(raw)
     assert (space is None) == bool(problems)
     assert all(message.startswith("cannot use ") and "; " in message for _, message in problems)

@@ -25,7 +25,7 @@ print("over")
 """
 
 
-def test_a_call_returns_the_result_or_raises_the_exception_of_the_function() -> None:
+def test_a_storage_call_returns_the_result_or_raises_the_exception_of_its_function() -> None:
     async def scenario() -> None:
         threads = StorageExecutor()
         assert await threads.call(sorted, [2, 1], reverse=True) == [2, 1]
@@ -36,7 +36,7 @@ def test_a_call_returns_the_result_or_raises_the_exception_of_the_function() -> 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_a_hanging_call_is_reported_and_does_not_block_other_calls(
+def test_a_hanging_storage_call_is_reported_and_does_not_block_other_storage_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = tmp_path / "pipe"
@@ -61,7 +61,7 @@ def test_a_hanging_call_is_reported_and_does_not_block_other_calls(
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_a_cancelled_call_frees_its_thread_when_the_storage_responds(tmp_path: Path) -> None:
+def test_a_cancelled_storage_call_frees_its_thread_when_the_storage_responds(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 

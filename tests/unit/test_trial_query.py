@@ -104,7 +104,7 @@ def test_the_searched_text_contains_each_number_in_full_and_as_shown_on_the_page
     assert parameter_text(trial) == f"x={number_text(value)}\n{shown_number(value)}".lower()
 
 
-def test_negative_zero_has_no_sign_as_in_javascript() -> None:
+def test_negative_zero_is_formatted_without_a_sign_as_in_javascript() -> None:
     assert (number_text(-0.0), shown_number(-0.0)) == ("0", "0")
 
 
@@ -115,7 +115,7 @@ def test_numbers_beyond_the_range_of_floats_are_infinite_as_in_javascript() -> N
     assert Query(conditions=(Comparison("x", ">", "1e300"),), column="p:x").arranged([trial]) == [trial]
 
 
-def test_texts_are_parsed_as_numbers_as_in_javascript() -> None:
+def test_a_text_is_parsed_as_a_number_if_javascript_parses_it_as_a_number() -> None:
     for text, number in {
         "1": 1,
         " 1e3 ": 1000,

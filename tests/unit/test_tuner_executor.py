@@ -415,7 +415,7 @@ class Exhausted(Noting):
         return 0
 
 
-def test_an_exhausted_tuner_and_a_changed_search_space_are_reported(tmp_path):
+def test_the_tuner_executor_reports_an_exhausted_tuner_and_a_changed_search_space(tmp_path):
     done = []
 
     async def play(algorithms):
