@@ -261,7 +261,7 @@ def test_the_limit_of_followers_also_holds_if_many_clients_connect_at_the_same_t
             + view.session_auth.token.encode()
             + b"\r\n\r\n"
         )
-        # The server accepts the second round only after it has removed the followers of the first round.
+        # In the second round, the server accepts five clients only if it has removed the followers of the first round.
         for _ in range(2):
             peers = [
                 stack.enter_context(socket.create_connection(("127.0.0.1", view.port), timeout=DEADLINE_S))

@@ -18,7 +18,7 @@ LIB = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
 SHOW = "import nni; from nni.tuner import WHO; print(nni.__version__, nni.tuner.WHO, nni.__file__)"
 SHOW_OURS = "import nni; from nni.tuner import Tuner; print(nni.__name__, Tuner.__module__, nni.__version__)"
 OURS = "nni_sdk nni_sdk.tuner 3.0\n"
-# For an editable package whose folder has another name, setuptools installs a finder like this one.
+# For an editable package nni in a folder that is not named nni, setuptools installs a finder like this one.
 FINDER = """
 import sys
 from importlib.util import spec_from_file_location

@@ -170,7 +170,7 @@ def test_every_operation_of_the_api_description_matches_its_schema_or_is_documen
         for verb, operation in verbs.items()
         if verb in ("get", "post", "put", "delete")
     }
-    # The operation that removes the user is the last, because the other operations need the user.
+    # Call the operation that removes the user last, because the other operations need the user.
     order = sorted(operations, key=lambda name: name in ("DELETE /api/v2/users/{user}",))
     absent, differences = set(), {}
     for name in order:

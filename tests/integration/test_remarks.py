@@ -90,7 +90,7 @@ def test_remarks_are_durable_after_the_response_and_are_restored_by_the_next_man
     assert experiment.summary()["tags"] == experiment.get("/experiment-metadata")["tag"] == ["baseline"]
     code, _, err = nnictl("experiment", "tag", "TEST", *(f"--add=t{n}" for n in range(20)))
     assert (code, "there would be 21 tags, and the limit is 20" in err) == (1, True)
-    # Kill the manager, change the store, and start a new manager.
+    # Without a manager, nnictl writes remarks to the store, and the next manager reads them.
     experiment.kill_manager()
     assert nnictl("trial", "tag", "TEST", "-T", trial["id"], "--add", "without-manager")[0] == 0
     experiment.start()

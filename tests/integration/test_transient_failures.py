@@ -95,7 +95,7 @@ def test_the_metrics_of_an_earlier_attempt_are_read_after_its_received_writes_ar
         with a_blocked_store(experiment):
             keeper.send(Chunk(key, Stream.METRICS, 0, frames(("PERIODICAL", 1))))
             engine.recovery.drain_source(key)
-            await asyncio.sleep(0)  # the asyncio task that reads the metrics starts
+            await asyncio.sleep(0)  # start the asyncio task that reads the metrics
         await until(lambda: stored_before)
         assert stored_before == [[1]]
         await engine.close()

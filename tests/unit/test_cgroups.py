@@ -130,7 +130,7 @@ def test_a_process_finds_its_own_control_group(a_machine, cgroup, mounts, groups
         ("", [], {}),
         ("0::/", [], {}),
         ("4:memory:/", [V1_CPU_MOUNT.format(top="/")], {"/sys/fs/cgroup/cpu": v1(7)}),
-        # The root group of a machine has no memory counters.
+        # In this case, the process is in the root group of a machine, which has no memory counters.
         ("0::/", [V2_MOUNT.format(top="/")], {"/sys/fs/cgroup": {"cgroup.procs": ""}}),
         ("4:pids:/", [V1_MOUNT.format(top="/")], {"/sys/fs/cgroup/memory": v1(7)}),
     ],

@@ -204,7 +204,8 @@ def test_the_snapshot_omits_the_folder_of_the_experiment(tmp_path):
 def test_the_snapshot_omits_and_reports_sockets_and_pipes(place, monkeypatch):
     place.write(train_dot_py="1")
     os.mkfifo(place.code / "pipe")
-    monkeypatch.chdir(place.code)  # the path of a Unix socket must be short
+    # The path of a Unix socket must be short, so the test binds the socket to a relative path.
+    monkeypatch.chdir(place.code)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
         assert place.take().left_out == ("pipe", "socket")
@@ -428,7 +429,7 @@ def test_folders_that_are_nested_too_deeply_are_refused(place):
         with pytest.raises(CodeUnusable, match=r"nested too deeply; list the topmost of them in \.nniignore"):
             place.take()
     finally:
-        # Python cannot remove folders that are nested so deeply.
+        # Python cannot remove folders that are nested so deeply, so the test calls rm.
         subprocess.run(["rm", "-rf", place.code / "d"], check=True)
 
 

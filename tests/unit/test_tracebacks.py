@@ -150,7 +150,7 @@ def a_traceback(line="ValueError: bad"):
         (a_traceback("loss: 0.3\nINFO: done"), ""),
         (a_traceback("ValueError:"), "ValueError:"),
         (a_traceback("ValueError:\n\n  bad"), "ValueError: bad"),
-        # In a traceback, Python 3.13 shows all lines of an expression.
+        # Python 3.13 shows all lines of an expression in a traceback, and marks them with carets.
         (a_traceback().replace("    raise x\n", "    x = (Foo\n        | Bar\n        ^^^^^\n"), "ValueError: bad"),
     ],
 )  # fmt: skip
