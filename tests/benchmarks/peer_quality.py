@@ -73,7 +73,7 @@ def searched(name: str, problem: str, seed: int) -> Run:
     try:
         found = run(name, problem, 1, seed, make=make)
     finally:
-        for tuner in made:  # the list is empty if the process exited at its start
+        for tuner in made:  # empty if the peer's process exited at its start
             tuner.process.close()
     return Run(found.error, 1000 * made[0].process.cpu_s / TRIALS)
 
