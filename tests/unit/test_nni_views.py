@@ -7,6 +7,7 @@ import pytest
 from attempts import attempt_id
 from made_experiment import Played, made_experiment, made_trial, write
 
+from nni_manager.domain.ingest import StreamWrite
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import TrialRun
 from nni_manager.engine.nni_views import TrialReport, reports_of, trial_job_view
@@ -22,11 +23,12 @@ from nni_manager.engine.serializers import (
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import MetricRow, SeenJob, attempt_row
+from nni_sdk.records import decode, encode
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
 KEY = AttemptKey("00000", attempt_id(0), "main-0")
-STDERR = Path("/work/stderr")
+STDERR = Path("/mnt/exp/stderr")
 
 
 @pytest.fixture
@@ -75,15 +77,19 @@ def test_the_final_result_of_a_trial_has_the_fields_of_its_stored_record(played)
 
 def test_the_report_of_a_trial_has_its_stored_final_record_and_the_stderr_of_its_attempt(tmp_path):
     folder = made_experiment(tmp_path, 2).folder
-    write(folder, attempt_row(KEY, 0))
-    trial = made_trial(0, 5.0)
+    data = encode(0, "00000", "PERIODICAL", 0, 0.1) + encode(0, "00000", "FINAL", 0, 0.5)
+    records = tuple(decode(data, 0).records)
+    write(folder, attempt_row(KEY, 0), StreamWrite(KEY, Stream.METRICS, 0, len(data), records=records))
     with StoreReader(folder.database) as reader:
-        for reports in (
-            reports_of(reader, folder.workspace),
-            reports_of(reader, folder.workspace, trial),
-        ):
-            stderr = folder.workspace.attempt(KEY).stream(Stream.STDERR)
-            assert reports == {"00000": TrialReport(None, stderr)}
+        for trial in (None, made_trial(0, 5.0)):
+            (report,) = reports_of(reader, folder.workspace, trial).values()
+            assert report.final is not None
+            assert (report.final.trial_id, report.final.is_final, report.final.value) == (
+                "00000",
+                True,
+                "0.5",
+            )
+            assert report.stderr == folder.workspace.attempt(KEY).stream(Stream.STDERR)
 
 
 def test_trials_are_counted_by_the_statuses_of_nni(played):

@@ -83,8 +83,10 @@ def a_socket(path: Path) -> None:
 def bind(listener: socket.socket, path: Path) -> None:
     """Bind a Unix socket. The kernel limits the path in this call to 107 bytes, so it starts with a descriptor of the folder."""
     folder = os.open(path.parent, os.O_RDONLY)
-    listener.bind(f"/proc/self/fd/{folder}/{path.name}")
-    os.close(folder)
+    try:
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
 
 
 def a_sparse_file(path: Path) -> None:
